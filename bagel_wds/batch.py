@@ -1,0 +1,93 @@
+"""One packed batch: upstream's wrapper, the identity collate that makes it, and its way to the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class SimpleCustomBatch:
+    """A packed batch whose keys are attributes.
+
+    Keys that a batch lacks (images, timesteps, labels where there are none) are missing attributes too.
+
+    Args:
+        batch: a list with the one dict that the dataset gave.
+
+    Attributes:
+        use_flex: whether attention comes as `split_lens` and `attn_modes` instead of `nested_attention_masks`.
+    """
+
+    sequence_length: int
+    sample_lens: list[int]
+    batch_data_indexes: list[dict[str, Any]]
+    packed_text_ids: torch.Tensor
+    packed_text_indexes: torch.Tensor
+    packed_position_ids: torch.Tensor
+    nested_attention_masks: list[torch.Tensor]
+    split_lens: list[int]
+    attn_modes: list[str]
+    padded_images: torch.Tensor
+    patchified_vae_latent_shapes: list[tuple[int, int]]
+    packed_latent_position_ids: torch.Tensor
+    packed_vae_token_indexes: torch.Tensor
+    packed_vit_tokens: torch.Tensor
+    packed_vit_position_ids: torch.Tensor
+    packed_vit_token_indexes: torch.Tensor
+    vit_token_seqlens: torch.Tensor
+    packed_timesteps: torch.Tensor
+    mse_loss_indexes: torch.Tensor
+    packed_label_ids: torch.Tensor
+    ce_loss_indexes: torch.Tensor
+    ce_loss_weights: torch.Tensor
+
+    def __init__(self, batch: Sequence[dict[str, Any]]) -> None:
+        data = batch[0]
+        self._keys = tuple(data)
+        self.use_flex = "nested_attention_masks" not in data
+        for key, value in data.items():
+            setattr(self, key, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The batch as the dict that the dataset gave, tensors where they are now."""
+        return {key: getattr(self, key) for key in self._keys}
+
+    def _map_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SimpleCustomBatch:
+        for key, value in self.to_dict().items():
+            if isinstance(value, torch.Tensor):
+                setattr(self, key, move(value))
+            elif isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+                setattr(self, key, [move(item) for item in value])
+        return self
+
+    def pin_memory(self) -> SimpleCustomBatch:
+        """Pin every tensor, in place; without a GPU there is nothing to pin for, and nothing happens."""
+        return self._map_tensors(torch.Tensor.pin_memory) if torch.cuda.is_available() else self
+
+    def cuda(self, device: int | str | torch.device | None = None) -> SimpleCustomBatch:
+        """Move every tensor to a GPU, in place, without waiting for pinned ones."""
+        return self._map_tensors(lambda tensor: tensor.cuda(device, non_blocking=True))
+
+    def to(self, device: int | str | torch.device) -> SimpleCustomBatch:
+        """Move every tensor to a device, in place."""
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def collate_wrapper() -> Callable[[Sequence[dict[str, Any]]], SimpleCustomBatch]:
+    """The identity collate: `DataLoader(dataset, batch_size=1, collate_fn=collate_wrapper())`."""
+    return bagel_packed_collate_fn
+
+
+def bagel_packed_collate_fn(batch: Sequence[dict[str, Any]]) -> SimpleCustomBatch:
+    """Wrap the one packed dict of a batch; it is a batch already, so use `batch_size=1`.
+
+    Raises:
+        ValueError: if more than one comes.
+    """
+    if len(batch) != 1:
+        raise ValueError(f"{len(batch)} packs in one batch: a pack is a batch already, so set batch_size=1")
+    return SimpleCustomBatch(batch)

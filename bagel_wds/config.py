@@ -1,0 +1,346 @@
+"""What a user sets: the dataset's fields (upstream's, with upstream's defaults, then ours) and the mixture file.
+
+The mixture file and the dataset info are YAML or JSON. They are checked here, once, by pydantic; a key that is not
+known is refused with the nearest one that is. Everything that comes out is a frozen dataclass.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from bagel_wds import storage
+from bagel_wds.errors import ConfigError
+from bagel_wds.frames import FrameRule
+from bagel_wds.geometry import ResizeRule
+from bagel_wds.schema import SampleKind  # noqa: TC001 - pydantic reads the annotation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedTokenizerBase
+
+    from bagel_wds.datasets import PackedDataset
+
+T = TypeVar("T")
+
+
+class Fidelity(StrEnum):
+    """Whose batches a run gives."""
+
+    CORRECTED = "corrected"
+    """Ours: draws by address, nothing lost, true lengths, upright pictures. The default."""
+    UPSTREAM = "upstream"
+    """Upstream's, bit for bit, with its mistakes; see docs/divergence.md."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformConfig:
+    """`image_transform_args` of a group: how its pictures are resized and normalized.
+
+    Attributes:
+        max_image_size, min_image_size: longest and shortest edge after the resize, in pixels.
+        image_stride: both edges become multiples of it: the patch size.
+        max_pixels: area that the pictures of one sample share, in pixels.
+        image_mean, image_std: of the normalization, a value a channel.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    max_image_size: int
+    min_image_size: int
+    image_stride: int
+    max_pixels: int = 14 * 14 * 9 * 1024
+    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    @property
+    def resize(self) -> ResizeRule:
+        """The resize alone."""
+        return ResizeRule(
+            max_size=self.max_image_size,
+            min_size=self.min_image_size,
+            stride=self.image_stride,
+            max_pixels=self.max_pixels,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameConfig:
+    """`frame_sampler_args` of a group: which frames of a clip are used."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    max_num_frames: int = 16
+    min_num_frames: int = 8
+    sample: str = "rand"
+
+    def rule(self, fidelity: Fidelity) -> FrameRule:
+        """The rule that chooses frames, under a fidelity."""
+        return FrameRule(
+            max_num_frames=self.max_num_frames,
+            min_num_frames=self.min_num_frames,
+            sample=self.sample,
+            any_frame=fidelity is Fidelity.CORRECTED,
+        )
+
+
+BUILT_IN_RECIPES: dict[str, SampleKind] = {"t2i_pretrain": "t2i", "vlm_sft": "vlm", "unified_edit": "edit"}
+"""The recipe of the three groups that upstream knows; any other group names its own with `recipe:`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """One entry of the mixture file: datasets that are mixed under one weight.
+
+    Attributes:
+        dataset_names: keys of the dataset info under this group.
+        image_transform_args: of the VAE's pictures; in `vlm_sft`, of the ViT's.
+        vit_image_transform_args: of the ViT's pictures where a sample has both.
+        frame_sampler_args: which frames of a clip are used.
+        weight: share of the draws that fall on this group.
+        is_mandatory: every pack opens with one of its samples.
+        num_used_data: at most so many files (parquet) or lines (JSONL) a dataset; a conversion applies it.
+        shuffle_lines, shuffle_seed: which lines those are: a seeded choice instead of the first.
+        recipe: the recipe of a group that is none of the three built in: t2i, vlm or edit.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    dataset_names: tuple[str, ...]
+    image_transform_args: TransformConfig
+    vit_image_transform_args: TransformConfig | None = None
+    frame_sampler_args: FrameConfig = field(default_factory=FrameConfig)
+    weight: float = 1.0
+    is_mandatory: bool = False
+    num_used_data: tuple[int, ...] | None = None
+    shuffle_lines: bool = False
+    shuffle_seed: int = 0
+    recipe: SampleKind | None = None
+
+
+def parse_groups(mixture: Mapping[str, object]) -> dict[str, GroupConfig]:
+    """The groups of a mixture file, in its order.
+
+    Raises:
+        ConfigError: naming the group, the key and the value that cannot be.
+    """
+    if not mixture:
+        raise ConfigError("the mixture has no group; name at least one, for example t2i_pretrain")
+    return {name: _parse_group(name, entry) for name, entry in mixture.items()}
+
+
+def _parse_group(name: str, entry: object) -> GroupConfig:
+    group = validate(GroupConfig, entry, f"group {name!r}")
+    recipe = group.recipe or BUILT_IN_RECIPES.get(name)
+    if recipe is None:
+        raise ConfigError(
+            f"group {name!r} is none of {', '.join(BUILT_IN_RECIPES)}; name its recipe with `recipe: t2i`, `vlm` or `edit`"
+        )
+    if group.weight < 0:
+        raise ConfigError(f"group {name!r}: weight={group.weight} must not be negative")
+    frames = group.frame_sampler_args
+    if frames.min_num_frames < 1 or frames.max_num_frames < frames.min_num_frames:
+        raise ConfigError(
+            f"group {name!r}: frame_sampler_args: min_num_frames={frames.min_num_frames} must be at least 1 and at "
+            f"most max_num_frames={frames.max_num_frames}"
+        )
+    if recipe == "edit" and group.vit_image_transform_args is None:
+        raise ConfigError(
+            f"group {name!r}: an edit group needs vit_image_transform_args beside image_transform_args"
+        )
+    if group.num_used_data is not None and len(group.num_used_data) != len(group.dataset_names):
+        raise ConfigError(
+            f"group {name!r}: num_used_data has {len(group.num_used_data)} values for "
+            f"{len(group.dataset_names)} dataset_names; give one a dataset"
+        )
+    return GroupConfig(
+        **{f.name: getattr(group, f.name) for f in fields(group) if f.name != "recipe"}, recipe=recipe
+    )
+
+
+def validate(kind: type[T], value: object, where: str) -> T:
+    """A dataclass from a mapping out of a YAML or JSON file.
+
+    Raises:
+        ConfigError: naming `where`, the key and what is wrong; for an unknown key the nearest known one.
+    """
+    # pydantic takes 0.1 s to import, which a worker that only reads a built config need not pay.
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
+
+    try:
+        parsed: T = TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        unknown = ("unexpected_keyword_argument", "extra_forbidden")
+        first = min(error.errors(include_url=False), key=lambda found: found["type"] not in unknown)
+        path = ".".join(str(part) for part in first["loc"])
+        if first["type"] in unknown:
+            raise ConfigError(f"{where}: unknown key {path!r}{_nearest(path, kind)}") from error
+        raise ConfigError(
+            f"{where}: {path or 'the entry'}: {first['msg']}, got {first['input']!r}"
+        ) from error
+    return parsed
+
+
+def _nearest(path: str, kind: type) -> str:
+    known = [f.name for f in fields(kind)]
+    for part in (TransformConfig, FrameConfig):
+        known += [f.name for f in fields(part)]
+    close = difflib.get_close_matches(path.rpartition(".")[2], known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+
+
+def load_mapping(path: str) -> dict[str, Any]:
+    """A YAML or JSON file whose top level is a mapping.
+
+    Raises:
+        ConfigError: if it cannot be read or is no mapping.
+    """
+    import yaml  # noqa: PLC0415 - only where a file is read
+
+    try:
+        text = storage.read_bytes(path).decode()
+        value = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML or JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{path}: the top level is {type(value).__name__}; a mapping of groups belongs there"
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class BagelDatasetConfig:
+    """Settings of a packed BAGEL dataset; `build` makes it.
+
+    The fields down to `max_num_patch_per_side` are upstream's, with upstream's defaults.
+
+    Attributes:
+        grouped_datasets, grouped_datasets_path: the mixture, inline or as a YAML or JSON file.
+        dataset_info, dataset_info_path: where each dataset of each group lies, likewise.
+        expected_num_tokens: a pack is given out once it has so many tokens.
+        max_num_tokens_per_sample: a sample that needs more is dropped and counted.
+        max_num_tokens: no pack has more.
+        prefer_buffer_before: while a pack has fewer tokens than this, samples held back come first.
+        max_buffer_size: at most so many samples are held back.
+        interpolate_pos: position ids of patches by interpolation instead of by grid.
+        use_flex: attention as split lengths and modes, instead of dense masks.
+        data_seed: orders the shards.
+        text_cond_dropout_prob, vit_cond_dropout_prob, vae_cond_dropout_prob: of conditioning dropout.
+        vae_image_downsample: pixels a latent patch, along each edge.
+        max_latent_size: rows and columns of the model's table of latent positions.
+        vit_patch_size: pixels a ViT patch, along each edge.
+        max_num_patch_per_side: rows and columns of the model's table of ViT positions.
+        fidelity: "corrected" or "upstream".
+        num_streams: how many independent pack producers there are; None is one a rank and worker. The order of
+            batches depends on this number and on nothing else of the machine, so set it to the largest number
+            of ranks times workers ever wanted.
+        shuffle_samples, shuffle_bytes: bounds of the shuffle buffer of a group in a stream.
+        allow_control_tokens: let `<|im_end|>` and the like in the data become control tokens, as upstream does.
+    """
+
+    grouped_datasets: Mapping[str, object] | None = None
+    grouped_datasets_path: str | None = None
+    dataset_info: Mapping[str, object] | None = None
+    dataset_info_path: str | None = None
+    expected_num_tokens: int = 32768
+    max_num_tokens_per_sample: int = 16384
+    max_num_tokens: int = 36864
+    prefer_buffer_before: int = 16384
+    max_buffer_size: int = 50
+    interpolate_pos: bool = False
+    use_flex: bool = False
+    data_seed: int = 42
+    text_cond_dropout_prob: float = 0.1
+    vit_cond_dropout_prob: float = 0.4
+    vae_cond_dropout_prob: float = 0.1
+    vae_image_downsample: int = 16
+    max_latent_size: int = 32
+    vit_patch_size: int = 14
+    max_num_patch_per_side: int = 70
+    fidelity: str = "corrected"
+    num_streams: int | None = None
+    shuffle_samples: int = 1000
+    shuffle_bytes: int = 64 << 20
+    allow_control_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fidelity not in list(Fidelity):
+            raise ConfigError(f"fidelity={self.fidelity!r} is neither 'corrected' nor 'upstream'")
+        for name in ("expected_num_tokens", "max_num_tokens_per_sample", "max_num_tokens", "shuffle_samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.expected_num_tokens > self.max_num_tokens:
+            raise ConfigError(
+                f"expected_num_tokens={self.expected_num_tokens} is above max_num_tokens={self.max_num_tokens}: "
+                "a pack would never be full; lower the first or raise the second"
+            )
+
+    @staticmethod
+    def _resolve_mapping(
+        inline: Mapping[str, object] | None, path: str | None, name: str
+    ) -> dict[str, object]:
+        """The mapping given inline, or else the one in the file.
+
+        Raises:
+            ConfigError: if neither or both are given.
+        """
+        if inline is not None and path is not None:
+            raise ConfigError(f"{name} and {name}_path are both given; give one")
+        if inline is not None:
+            return dict(inline)
+        if path is None:
+            raise ConfigError(f"neither {name} nor {name}_path is given; give one")
+        return load_mapping(path)
+
+    def build(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        special_tokens: Mapping[str, object],
+        rank: int,
+        world_size: int,
+        num_workers: int,
+        global_seed: int,
+        data_status: object | None = None,
+    ) -> PackedDataset:
+        """The dataset that these settings describe.
+
+        Args:
+            tokenizer: a Qwen2 tokenizer that `add_special_tokens` has seen.
+            special_tokens: the ids that it returned.
+            rank: of this process.
+            world_size: number of processes.
+            num_workers: of the DataLoader that will read the dataset.
+            global_seed: of every draw; 0 is a seed like any other.
+            data_status: resume state in upstream's form; not taken under the corrected fidelity.
+
+        Raises:
+            ConfigError: if the settings cannot work.
+        """
+        from bagel_wds.datasets import PackedDataset  # noqa: PLC0415 - the one import that goes up
+
+        return PackedDataset(
+            self,
+            tokenizer,
+            special_tokens,
+            local_rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            expected_num_tokens=self.expected_num_tokens,
+            max_num_tokens_per_sample=self.max_num_tokens_per_sample,
+            max_num_tokens=self.max_num_tokens,
+            prefer_buffer_before=self.prefer_buffer_before,
+            max_buffer_size=self.max_buffer_size,
+            interpolate_pos=self.interpolate_pos,
+            use_flex=self.use_flex,
+            data_status=data_status,
+            global_seed=global_seed,
+        )
+
+
+DataConfig = BagelDatasetConfig
+"""Upstream's older name of it."""

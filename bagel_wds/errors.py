@@ -1,0 +1,129 @@
+"""What can go wrong, and how a dropped sample is counted.
+
+Three kinds, so that a caller knows what to do by the type alone:
+
+* `ConfigError`: the settings cannot work. Raised before any data is read; the message names the setting, the
+  values and what to set instead.
+* `ShardError`: a shard cannot be trusted as a whole (cut short, not a tar, members of one sample apart).
+* `BadSample`: one sample cannot be used. Only this one is ever skipped: the stage that meets it counts it in a
+  `Tally` by its `Reason` and goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Reason(StrEnum):
+    """Why a sample was left out: the code in `quarantine.jsonl` and in the counts of a run."""
+
+    IMAGE_MISSING = "image_missing"
+    """An image that the row names is not there, or is a folder."""
+    IMAGE_EMPTY = "image_empty"
+    """An image of zero bytes, or a null where an image belongs."""
+    IMAGE_UNREADABLE = "image_unreadable"
+    """The bytes are no image that Pillow knows, or its header is broken."""
+    IMAGE_TRUNCATED = "image_truncated"
+    """The header is sound but the pixels cannot be decoded to the end."""
+    IMAGE_TOO_LARGE = "image_too_large"
+    """More pixels, or more metadata, than the limit allows."""
+    VIDEO = "video"
+    """A video file: only folders of frames are read so far."""
+    VIDEO_MISSING = "video_missing"
+    """The folder of frames that the row names is not there, or holds no frame."""
+    PATH_OUTSIDE = "path_outside"
+    """A media path that leads out of the media root."""
+    ROW_INVALID = "row_invalid"
+    """The row is no JSON object, or a field that it must have is missing or of another type."""
+    JSON_TOO_LARGE = "json_too_large"
+    """The sample's JSON is larger than the limit allows."""
+    CAPTIONS_INVALID = "captions_invalid"
+    """`captions` is no JSON object of strings."""
+    CONVERSATIONS_INVALID = "conversations_invalid"
+    """`conversations` is no list of turns with `from` and `value`."""
+    PLACEHOLDER_MISMATCH = "placeholder_mismatch"
+    """The `<image>` or `<video>` tags of the text do not match the media."""
+    TOO_FEW_IMAGES = "too_few_images"
+    """An edit row with fewer than two images."""
+    INSTRUCTION_MISSING = "instruction_missing"
+    """An edit step without any instruction."""
+    EMPTY_TEXT = "empty_text"
+    """No text with loss is left in a conversation."""
+    NO_TOKENS = "no_tokens"
+    """Conditioning dropout left nothing of the sample."""
+    OVER_LENGTH = "over_length"
+    """The sample needs more tokens than a sample, or a pack, may have."""
+    LOST = "lost"
+    """Only with `fidelity="upstream"`: the sample closed a pack, and upstream does not keep it."""
+
+
+class ConfigError(ValueError):
+    """Settings that cannot work; the message says which, why, and what to set instead."""
+
+
+class ShardError(RuntimeError):
+    """A shard that cannot be read as a whole; the message names the shard and the place in it."""
+
+
+class NoUsableSampleError(RuntimeError):
+    """A whole epoch's worth of a group's samples was dropped; the message names the group and the reasons."""
+
+
+class BadSample(Exception):  # noqa: N818 - a verdict on data, not a fault of the program
+    """One sample that cannot be used.
+
+    Args:
+        reason: the code that it is counted under.
+        detail: what was wrong, with the value, in one line.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[BadSample], tuple[Reason, str]]:
+        return (BadSample, (self.reason, self.detail))
+
+
+class Tally:
+    """Counts of what was seen and what was dropped, by group and word.
+
+    `tally["vlm_sft", "read"] += 1` and `tally.drop("vlm_sft", Reason.OVER_LENGTH)`; `as_dict()` gives
+    `{"vlm_sft": {"read": 12, "dropped": {"over_length": 1}}}`.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._drops: Counter[tuple[str, Reason]] = Counter()
+
+    def __getitem__(self, place: tuple[str, str]) -> int:
+        return self._counts[place]
+
+    def __setitem__(self, place: tuple[str, str], count: int) -> None:
+        self._counts[place] = count
+
+    def drop(self, group: str, reason: Reason) -> int:
+        """Count one dropped sample of a group; returns how many were dropped for that reason so far."""
+        self._drops[group, reason] += 1
+        return self._drops[group, reason]
+
+    def drops(self, group: str) -> Mapping[Reason, int]:
+        """How many samples of a group were dropped, by reason."""
+        return {reason: count for (name, reason), count in sorted(self._drops.items()) if name == group}
+
+    def as_dict(self) -> dict[str, dict[str, int | dict[str, int]]]:
+        """Every count as plain JSON values, groups in the order of their names."""
+        groups = sorted({group for group, _ in (*self._counts, *self._drops)})
+        return {
+            group: {
+                **{word: count for (name, word), count in sorted(self._counts.items()) if name == group},
+                "dropped": {str(reason): count for reason, count in self.drops(group).items()},
+            }
+            for group in groups
+        }

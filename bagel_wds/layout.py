@@ -1,0 +1,374 @@
+"""A pack laid out as flat index, position, loss and attention arrays; no pixels are read.
+
+Every array speaks of one packed sequence: its samples one after another, each sample its segments one after another,
+an image between its two control tokens. Names and order are those of upstream's batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bagel_wds.errors import ConfigError
+from bagel_wds.geometry import patch_grid
+from bagel_wds.records import Kind, SamplePlan, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+KEY_ORDER = (
+    "sequence_length",
+    "sample_lens",
+    "packed_text_ids",
+    "packed_text_indexes",
+    "packed_position_ids",
+    "nested_attention_masks",
+    "split_lens",
+    "attn_modes",
+    "padded_images",
+    "patchified_vae_latent_shapes",
+    "packed_latent_position_ids",
+    "packed_vae_token_indexes",
+    "packed_vit_tokens",
+    "packed_vit_position_ids",
+    "packed_vit_token_indexes",
+    "vit_token_seqlens",
+    "packed_timesteps",
+    "mse_loss_indexes",
+    "packed_label_ids",
+    "ce_loss_indexes",
+    "ce_loss_weights",
+    "batch_data_indexes",
+)
+"""Keys of a batch, in upstream's order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRules:
+    """What the model expects of a batch.
+
+    Attributes:
+        bos_token_id, eos_token_id, start_of_image, end_of_image: ids of the control tokens.
+        use_flex: attention as `split_lens` and `attn_modes`, padded to `max_num_tokens`; else one dense mask a sample.
+        max_num_tokens: of a pack.
+        interpolate_pos: position ids of patches by interpolation.
+        vit_patch: pixels a ViT patch, along each edge.
+        vit_side: rows and columns of the table of ViT positions.
+        vae_patch: pixels a latent patch, along each edge.
+        vae_side: rows and columns of the table of latent positions.
+        upstream: BAGEL: an empty list of ids is a float32 tensor. Ours is int64.
+    """
+
+    bos_token_id: int
+    eos_token_id: int
+    start_of_image: int
+    end_of_image: int
+    use_flex: bool = False
+    max_num_tokens: int = 36864
+    interpolate_pos: bool = False
+    vit_patch: int = 14
+    vit_side: int = 70
+    vae_patch: int = 16
+    vae_side: int = 32
+    upstream: bool = False
+
+
+@dataclass
+class _Arrays:
+    """The lists that the writers below fill, in the order of the sequence."""
+
+    text_ids: list[int] = field(default_factory=list)
+    text_index: list[int] = field(default_factory=list)
+    position_ids: list[int] = field(default_factory=list)
+    label_ids: list[int] = field(default_factory=list)
+    ce_index: list[int] = field(default_factory=list)
+    ce_weights: list[float] = field(default_factory=list)
+    vit_index: list[int] = field(default_factory=list)
+    vit_positions: list[torch.Tensor] = field(default_factory=list)
+    vit_lens: list[int] = field(default_factory=list)
+    vae_index: list[int] = field(default_factory=list)
+    vae_positions: list[torch.Tensor] = field(default_factory=list)
+    vae_shapes: list[tuple[int, int]] = field(default_factory=list)
+    timesteps: list[float] = field(default_factory=list)
+    mse_index: list[int] = field(default_factory=list)
+    sample_lens: list[int] = field(default_factory=list)
+    split_lens: list[int] = field(default_factory=list)
+    attn_modes: list[str] = field(default_factory=list)
+    masks: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """Where the next token goes."""
+        return len(self.position_ids)
+
+
+def lay_out(plans: Sequence[SamplePlan], rules: LayoutRules) -> dict[str, Any]:
+    """Every key of a batch but the pixels and `batch_data_indexes`.
+
+    Args:
+        plans: settled, in the order of the pack.
+        rules: what the model expects.
+
+    Returns:
+        Lists and integers as upstream has them; ids, indexes and lengths int64, weights and timesteps float32, dense
+        masks float32 (n, n) for each sample. Keys of images, timesteps or labels are absent where there are none.
+
+    Raises:
+        ConfigError: if an image has more patches along an edge than the model's table of positions.
+    """
+    arrays = _Arrays()
+    for plan in plans:
+        _write_sample(plan, rules, arrays)
+    length = sum(arrays.sample_lens)
+    batch: dict[str, Any] = {
+        "sequence_length": length,
+        "sample_lens": arrays.sample_lens,
+        "packed_text_ids": _ids(arrays.text_ids, rules),
+        "packed_text_indexes": _ids(arrays.text_index, rules),
+        "packed_position_ids": _ids(arrays.position_ids, rules),
+    }
+    if rules.use_flex:
+        padding = rules.max_num_tokens - length
+        batch["sample_lens"] = [*arrays.sample_lens, padding]
+        batch["split_lens"] = [*arrays.split_lens, padding]
+        batch["attn_modes"] = [*arrays.attn_modes, "causal"]
+    else:
+        batch["nested_attention_masks"] = arrays.masks
+    if arrays.vae_shapes:
+        batch["patchified_vae_latent_shapes"] = arrays.vae_shapes
+        batch["packed_latent_position_ids"] = torch.cat(arrays.vae_positions)
+        batch["packed_vae_token_indexes"] = _ids(arrays.vae_index, rules)
+        batch["packed_timesteps"] = torch.tensor(arrays.timesteps)
+        batch["mse_loss_indexes"] = _ids(arrays.mse_index, rules)
+    if arrays.vit_lens:
+        batch["packed_vit_position_ids"] = torch.cat(arrays.vit_positions)
+        batch["packed_vit_token_indexes"] = _ids(arrays.vit_index, rules)
+        batch["vit_token_seqlens"] = _ids(arrays.vit_lens, rules)
+    if arrays.label_ids:
+        batch["packed_label_ids"] = _ids(arrays.label_ids, rules)
+        batch["ce_loss_indexes"] = _ids(arrays.ce_index, rules)
+        batch["ce_loss_weights"] = torch.tensor(arrays.ce_weights)
+    return batch
+
+
+def _write_sample(plan: SamplePlan, rules: LayoutRules, arrays: _Arrays) -> None:
+    """Write one sample; rope ids start at 0 in each."""
+    rope = split_len = 0
+    split_lens: list[int] = []
+    attn_modes: list[str] = []
+    for segment in plan.segments:
+        if segment.split_start:
+            split_len = 0
+        if segment.dropped:
+            # A left-out image still takes one rope id, a text none. The rest of its split is not looked at either:
+            # BAGEL drops frames one by one, and then lengths and modes no longer match. We drop a clip whole.
+            rope += segment.kind is not Kind.TEXT
+            continue
+        if segment.kind is Kind.TEXT:
+            rope = _write_text(segment, rope, rules, arrays)
+        else:
+            rope = _write_image(segment, plan.views[segment.view].size_hw, rope, rules, arrays)
+        split_len += segment.num_tokens
+        if segment.split_start:
+            attn_modes.append(_mode(segment))
+        if segment.split_end:
+            split_lens.append(split_len)
+    arrays.sample_lens.append(sum(split_lens))
+    if rules.use_flex:
+        arrays.split_lens += split_lens
+        arrays.attn_modes += attn_modes
+    else:
+        arrays.masks.append(prepare_attention_mask_per_sample(split_lens, attn_modes))
+
+
+def _mode(segment: Segment) -> str:
+    """How the tokens of a split see each other: the first segment of the split decides."""
+    if segment.kind is Kind.TEXT:
+        return "causal"
+    noised = segment.kind is Kind.VAE_IMAGE and segment.loss and segment.frame_delta is None
+    return "noise" if noised else "full"
+
+
+def _write_text(segment: Segment, rope: int, rules: LayoutRules, arrays: _Arrays) -> int:
+    """bos, the ids, eos; with loss each of bos and ids predicts the next. Gives the next rope id."""
+    ids, start = segment.token_ids, arrays.end
+    if segment.loss:
+        count = len(ids) + 1
+        arrays.ce_index += range(start, start + count)
+        arrays.ce_weights += [len2weight(count)] * count
+        arrays.label_ids += [*ids, rules.eos_token_id]
+    arrays.text_ids += [rules.bos_token_id, *ids, rules.eos_token_id]
+    arrays.text_index += range(start, start + segment.num_tokens)
+    arrays.position_ids += range(rope, rope + segment.num_tokens)
+    _write_closing_loss(segment, arrays)
+    return rope + segment.num_tokens
+
+
+def _write_image(
+    segment: Segment, size_hw: tuple[int, int], rope: int, rules: LayoutRules, arrays: _Arrays
+) -> int:
+    """start-of-image, the patches, end-of-image, all with one rope id. Gives the next rope id."""
+    start, patches = arrays.end, segment.num_tokens - 2
+    places = range(start + 1, start + 1 + patches)
+    arrays.text_ids += [rules.start_of_image, rules.end_of_image]
+    arrays.text_index += [start, start + 1 + patches]
+    arrays.position_ids += [rope] * segment.num_tokens
+    if segment.kind is Kind.VIT_IMAGE:
+        arrays.vit_index += places
+        arrays.vit_lens.append(patches)
+        arrays.vit_positions.append(
+            _positions(size_hw, rules.vit_patch, rules.vit_side, rules, "max_num_patch_per_side")
+        )
+    else:
+        arrays.vae_index += places
+        arrays.vae_shapes.append(patch_grid(size_hw, rules.vae_patch))
+        arrays.vae_positions.append(
+            _positions(size_hw, rules.vae_patch, rules.vae_side, rules, "max_latent_size")
+        )
+        arrays.timesteps += [segment.timestep] * patches
+        if segment.loss:
+            arrays.mse_index += places
+    _write_closing_loss(segment, arrays)
+    if segment.kind is Kind.VAE_IMAGE and segment.frame_delta is not None:
+        return rope + segment.frame_delta
+    # BAGEL: what comes after an image with loss shares its rope id. Kept: trained models have seen that.
+    return rope + (not segment.loss if segment.kind is Kind.VAE_IMAGE else 1)
+
+
+def _write_closing_loss(segment: Segment, arrays: _Arrays) -> None:
+    if segment.special_token_loss and segment.special_token_label is not None:
+        arrays.ce_index.append(arrays.end - 1)
+        arrays.ce_weights.append(1.0)
+        arrays.label_ids.append(segment.special_token_label)
+
+
+def _ids(values: Iterable[int], rules: LayoutRules) -> torch.Tensor:
+    listed = list(values)
+    return torch.tensor(listed, dtype=torch.int64) if listed or not rules.upstream else torch.tensor([])
+
+
+def _positions(
+    size_hw: tuple[int, int], patch: int, side: int, rules: LayoutRules, setting: str
+) -> torch.Tensor:
+    if rules.interpolate_pos:
+        return get_flattened_position_ids_interpolate(*size_hw, patch, side)
+    rows, columns = patch_grid(size_hw, patch)
+    if max(rows, columns) > side:
+        raise ConfigError(
+            f"an image of {rows}x{columns} patches is beyond the model's table of positions, {setting}={side}; "
+            f"set {setting} to {max(rows, columns)} or make max_image_size smaller"
+        )
+    return get_flattened_position_ids_extrapolate(*size_hw, patch, side)
+
+
+def get_flattened_position_ids_extrapolate(
+    img_h: int, img_w: int, patch_size: int, max_num_patches_per_side: int
+) -> torch.Tensor:
+    """Position ids of an image's patches by grid: row * side + column, int64 (rows * columns,), in raster order."""
+    rows, columns = patch_grid((img_h, img_w), patch_size)
+    return (torch.arange(rows)[:, None] * max_num_patches_per_side + torch.arange(columns)).flatten()
+
+
+def get_flattened_position_ids_interpolate(
+    img_h: int, img_w: int, patch_size: int, max_num_patches_per_side: int
+) -> torch.Tensor:
+    """Position ids of an image's patches, its grid stretched over the whole table: int64 (rows * columns,)."""
+    rows, columns = patch_grid((img_h, img_w), patch_size)
+    side = max_num_patches_per_side
+    return (_stretched(rows, side)[:, None] * side + _stretched(columns, side)).flatten()
+
+
+@lru_cache(maxsize=1024)
+def _stretched(count: int, side: int) -> torch.Tensor:
+    """Which of `side` equal buckets each of `count` patches falls into, int64 (count,).
+
+    Both grids are float32, as upstream's are: its rounding decides at the borders of buckets.
+    """
+    borders = torch.arange(1 / side, 1.0, 1 / side)
+    return torch.bucketize(torch.arange(0, 1 - 1e-6, 1 / count), borders, right=True)
+
+
+def patchify(image: torch.Tensor, patch_size: int) -> torch.Tensor:
+    """Cut an image (C, H, W) into patches (H/p * W/p, p*p*C): raster order; inside, row, column, channel.
+
+    Raises:
+        AssertionError: if `patch_size` does not divide both edges (upstream's error).
+    """
+    channels, height, width = image.shape
+    if height % patch_size or width % patch_size:
+        raise AssertionError(f"patch_size={patch_size} does not divide an image of {height}x{width}")
+    grid = image.reshape(channels, height // patch_size, patch_size, width // patch_size, patch_size)
+    # (C, rows, p, columns, p) -> (rows, columns, p, p, C)
+    return grid.permute(1, 3, 2, 4, 0).reshape(-1, patch_size * patch_size * channels)
+
+
+def len2weight(x: int, loss_reduction: str = "square") -> float:
+    """The loss weight of one token in a text of `x`: 1 ("token"), 1/x ("sample") or 1/sqrt(x) ("square").
+
+    Raises:
+        NotImplementedError: for another reduction (upstream's error).
+    """
+    if x == 0:
+        return x
+    if loss_reduction == "token":
+        return 1
+    if loss_reduction == "sample":
+        return 1 / x
+    if loss_reduction == "square":
+        return 1 / math.sqrt(x)
+    raise NotImplementedError(f"loss_reduction={loss_reduction!r} is none of 'token', 'sample', 'square'")
+
+
+def prepare_attention_mask_per_sample(
+    split_lens: Sequence[int], attn_modes: Sequence[str], device: str | torch.device = "cpu"
+) -> torch.Tensor:
+    """The additive attention mask of one sample: float32 (n, n), 0 where a query (row) sees a key, else -inf.
+
+    Args:
+        split_lens: tokens of each split; n is their sum.
+        attn_modes: of each split: "causal" sees itself backwards, "full" and "noise" see all of themselves; all see
+            earlier splits, but nobody sees a noise split from outside it.
+        device: of the result.
+    """
+    total = sum(split_lens)
+    visible = visible_pairs([total], split_lens, attn_modes, device)
+    return torch.zeros((total, total), device=device).masked_fill_(~visible, -math.inf)
+
+
+def visible_pairs(
+    sample_lens: Sequence[int],
+    split_lens: Sequence[int],
+    attn_modes: Sequence[str],
+    device: str | torch.device = "cpu",
+) -> torch.Tensor:
+    """Who sees whom in a packed sequence: bool (n, n), [query, key], n the sum of `sample_lens`.
+
+    What `split_lens` and `attn_modes` of a flex batch mean, as a dense mask: the rule of
+    `prepare_attention_mask_per_sample`, and a query sees only its own sample.
+    """
+    total = sum(sample_lens)
+    visible = torch.zeros((total, total), dtype=torch.bool, device=device)
+    start = 0
+    # strict=False: upstream's lists may differ in length, and then the tail of the longer one counts for nothing.
+    splits = []
+    for length, mode in zip(split_lens, attn_modes, strict=False):
+        end = start + length
+        visible[start:end, : start if mode == "causal" else end] = True
+        if mode == "causal":
+            visible[start:end, start:end] = torch.ones(
+                (length, length), dtype=torch.bool, device=device
+            ).tril_()
+        splits.append((start, end, mode))
+        start = end
+    for start, end, mode in splits:
+        if mode == "noise":
+            visible[:start, start:end] = False
+            visible[end:, start:end] = False
+    sample = torch.repeat_interleave(
+        torch.arange(len(sample_lens)), torch.tensor(sample_lens, dtype=torch.int64)
+    )
+    return visible & (sample[:, None] == sample[None, :]).to(device)

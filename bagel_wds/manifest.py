@@ -1,0 +1,153 @@
+"""The manifest of a converted dataset: which shards it has, how much they hold, and what was left out.
+
+`manifest.json` is also a valid shard list for `wids`, and a plain `wids` shard list is read here as a manifest that
+tells less. It is written last, so a dataset that has one is whole. URLs in it are relative to its own folder, so the
+folder can be moved or copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+
+from bagel_wds import storage
+from bagel_wds.errors import ConfigError
+from bagel_wds.schema import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+T = TypeVar("T")
+
+MANIFEST_NAME = "manifest.json"
+QUARANTINE_NAME = "quarantine.jsonl"
+INDEX_SUFFIX = ".idx.parquet"
+"""`NAME.tar` has its index in `NAME.idx.parquet`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestShard:
+    """One shard, as the manifest names it.
+
+    Attributes:
+        url: of the tar, relative to the manifest's folder.
+        samples: how many it holds.
+        bytes: size of the tar.
+        checksum: of the tar, `xxh3_128:` and 32 hexadecimal digits.
+        index: URL of the index, relative likewise.
+    """
+
+    url: str
+    samples: int
+    bytes: int | None = None
+    checksum: str | None = None
+    index: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many rows of the source were read, and what became of them: `read == written + quarantined`.
+
+    Attributes:
+        read: rows of the source.
+        written: samples in the shards.
+        reasons: rows left out, by reason.
+    """
+
+    read: int = 0
+    written: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def quarantined(self) -> int:
+        """Rows left out."""
+        return sum(self.reasons.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A converted dataset.
+
+    Attributes:
+        shards: in the order of the source.
+        name: of the dataset.
+        kind: of its samples: t2i, vlm or edit; None in a shard list that is not ours.
+        settings: those that decide what the shards hold.
+        counts: of the conversion; None in a shard list that is not ours.
+    """
+
+    shards: tuple[ManifestShard, ...]
+    name: str = ""
+    kind: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    counts: Counts | None = None
+
+
+def read_manifest(url: str) -> Manifest:
+    """Read a `manifest.json`, or another shard list in the form of `wids`.
+
+    Raises:
+        ConfigError: if it cannot be read, is no manifest, or was written by a later version.
+    """
+    try:
+        value = orjson.loads(storage.read_bytes(url))
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ConfigError(f"{url}: the manifest cannot be read: {error}") from error
+    if not isinstance(value, dict) or "shardlist" not in value:
+        raise ConfigError(f"{url}: no manifest: a JSON object with a `shardlist` belongs there")
+    version = value.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"{url}: the manifest has format_version {version!r} and this version of bagel-wds reads "
+            f"{FORMAT_VERSION}; use the bagel-wds that wrote it, or convert again"
+        )
+    return Manifest(
+        shards=tuple(
+            _shard(entry, f"{url}: shard {number}")
+            for number, entry in enumerate(_get(value, "shardlist", list, url))
+        ),
+        name=_get(value, "name", str, url, ""),
+        kind=_get(value, "kind", str, url, None),
+        settings=_get(value, "settings", dict, url, {}),
+        counts=_counts(value["counts"], f"{url}: counts") if "counts" in value else None,
+    )
+
+
+def _shard(entry: object, where: str) -> ManifestShard:
+    return ManifestShard(
+        url=_get(entry, "url", str, where),
+        samples=_get(entry, "nsamples", int, where),
+        bytes=_get(entry, "filesize", int, where, None),
+        checksum=_get(entry, "checksum", str, where, None),
+        index=_get(entry, "index", str, where, None),
+    )
+
+
+def _counts(entry: object, where: str) -> Counts:
+    reasons = _get(entry, "reasons", dict, where, {})
+    return Counts(
+        read=_get(entry, "read", int, where),
+        written=_get(entry, "written", int, where),
+        reasons={reason: _get(reasons, reason, int, f"{where}: reasons") for reason in reasons},
+    )
+
+
+_REQUIRED: Any = object()
+
+
+def _get(entry: object, key: str, kind: type[T], where: str, default: Any = _REQUIRED) -> T:
+    """A value of an object, checked: of this type and, if a number, not negative."""
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: {type(entry).__name__}, not an object")
+    value = entry.get(key, default)
+    if value is _REQUIRED:
+        raise ConfigError(f"{where}: {key!r} is missing")
+    if value is default:
+        return default  # type: ignore[no-any-return]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{where}: {key}={value!r} is {type(value).__name__}, not {kind.__name__}")
+    if isinstance(value, int) and value < 0:
+        raise ConfigError(f"{where}: {key}={value} is negative")
+    return value

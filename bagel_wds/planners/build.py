@@ -1,0 +1,122 @@
+"""What every planner is given, and the builder that puts a plan together item by item."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bagel_wds.errors import BadSample, Reason
+from bagel_wds.frames import FrameRule
+from bagel_wds.geometry import ResizeRule, patch_grid
+from bagel_wds.records import Kind, RawSample, SamplePlan, Segment, View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTools:
+    """What a planner works with.
+
+    Attributes:
+        group: name of the group.
+        encode: text to token ids.
+        resize: the rule of each kind of picture that the group has.
+        patch: pixels a token, along each edge, for each kind.
+        frames: which frames of a clip are used.
+        upstream: plan as upstream does, mistakes included.
+    """
+
+    group: str
+    encode: Callable[[str], list[int]]
+    resize: dict[Kind, ResizeRule]
+    patch: dict[Kind, int] = field(default_factory=lambda: {Kind.VIT_IMAGE: 14, Kind.VAE_IMAGE: 16})
+    frames: FrameRule = field(default_factory=FrameRule)
+    upstream: bool = False
+
+
+class PlanBuilder:
+    """Collects the segments of one sample in order.
+
+    Args:
+        sample: whose pictures the views refer to.
+        tools: the group's.
+    """
+
+    def __init__(self, sample: RawSample, tools: PlanTools) -> None:
+        self._sample = sample
+        self._tools = tools
+        self._segments: list[Segment] = []
+        self._views: list[View] = []
+
+    def text(self, text: object, *, loss: bool = False, cfg: bool = False, keep_empty: bool = True) -> bool:
+        """Add a text; with `keep_empty=False` one that encodes to nothing gets no segment. Tells whether it has one.
+
+        Raises:
+            BadSample: if it is no string.
+        """
+        if not isinstance(text, str):
+            raise BadSample(Reason.ROW_INVALID, f"a text is {type(text).__name__}, not a string")
+        ids = self._tools.encode(text)
+        if not ids and not keep_empty:
+            return False
+        self._segments.append(
+            Segment(Kind.TEXT, num_tokens=len(ids) + 2, loss=loss, enable_cfg=cfg, token_ids=tuple(ids))
+        )
+        return True
+
+    def view(self, kind: Kind, medium: int, frame: int = 0, *, img_num: int = 1) -> int:
+        """Add a picture after its transform, without a segment; gives its number.
+
+        Raises:
+            BadSample: if the picture's header cannot be read.
+        """
+        size_hw = self._sample.media[medium][frame].size_hw
+        self._views.append(View(medium, frame, kind, self._tools.resize[kind].size(size_hw, img_num)))
+        return len(self._views) - 1
+
+    def segment(self, kind: Kind, view: int, *, loss: bool = False, cfg: bool = False) -> None:
+        """Add the segment of a view. A view beyond the last is a fault of the sample that `build` reports."""
+        tokens = 0
+        if view < len(self._views):
+            rows, columns = patch_grid(self._views[view].size_hw, self._tools.patch[kind])
+            tokens = rows * columns + 2
+        self._segments.append(Segment(kind, num_tokens=tokens, loss=loss, enable_cfg=cfg, view=view))
+
+    def image(self, kind: Kind, medium: int, *, loss: bool = False, cfg: bool = False) -> None:
+        """Add a picture and its segment."""
+        self.segment(kind, self.view(kind, medium), loss=loss, cfg=cfg)
+
+    def build(self) -> SamplePlan:
+        """The plan.
+
+        Under the upstream fidelity it may hold segments without a view: upstream plans such rows and fails when it
+        packs them. `check_views` refuses them.
+        """
+        text = sum(len(segment.token_ids) for segment in self._segments)
+        return SamplePlan(
+            key=self._sample.key,
+            group=self._tools.group,
+            segments=tuple(self._segments),
+            views=tuple(self._views),
+            media=self._sample.media,
+            estimate=text + sum(self._estimate(view) for view in self._views) + 2 * len(self._segments),
+            ref=self._sample.ref,
+            indexes=self._sample.indexes,
+        )
+
+    def _estimate(self, view: View) -> int:
+        """Upstream counts a picture's tokens by the stride of its transform."""
+        height, width = view.size_hw
+        return height * width // self._tools.resize[view.kind].stride ** 2
+
+
+def check_views(plan: SamplePlan) -> None:
+    """Refuse a plan that shows more pictures than the sample has.
+
+    Raises:
+        BadSample: `placeholder_mismatch`.
+    """
+    shown = sum(segment.kind is not Kind.TEXT for segment in plan.segments)
+    if shown > len(plan.views):
+        raise BadSample(Reason.PLACEHOLDER_MISMATCH, f"{shown} image tags for {len(plan.views)} images")

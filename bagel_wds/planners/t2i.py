@@ -1,0 +1,57 @@
+"""Text to image: one caption as the condition, the image as the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+
+from bagel_wds.errors import BadSample, Reason
+from bagel_wds.planners.build import PlanBuilder, PlanTools
+from bagel_wds.records import Kind, RawSample, SamplePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bagel_wds.rng import Draws
+
+
+def plan_t2i(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
+    """Caption (may be dropped out), then the image with flow matching loss.
+
+    One caption is chosen, and only that one is tokenized. A sample with no caption gets a single space.
+
+    Raises:
+        BadSample: without an image, or with captions that are no object of strings.
+    """
+    if not sample.media:
+        raise BadSample(Reason.IMAGE_MISSING, "a text-to-image sample without an image")
+    plan = PlanBuilder(sample, tools)
+    # The image comes before the caption's draw: upstream skips a broken one without having drawn.
+    target = plan.view(Kind.VAE_IMAGE, 0)
+    captions = read_captions(sample.fields)
+    plan.text(captions[draws.choice(len(captions), "caption")] if captions else " ", cfg=True)
+    plan.segment(Kind.VAE_IMAGE, target, loss=True)
+    return plan.build()
+
+
+def read_captions(fields: Mapping[str, object]) -> list[str]:
+    """The captions of a row, in the order of the file: an object of strings, or its JSON text.
+
+    Raises:
+        BadSample: for anything else.
+    """
+    captions = fields.get("captions")
+    if isinstance(captions, str | bytes):
+        try:
+            captions = orjson.loads(captions)
+        except orjson.JSONDecodeError as error:
+            raise BadSample(Reason.CAPTIONS_INVALID, f"no JSON: {error}") from error
+    if not isinstance(captions, dict):
+        raise BadSample(Reason.CAPTIONS_INVALID, f"captions are {type(captions).__name__}, not an object")
+    for name, caption in captions.items():
+        if not isinstance(caption, str):
+            raise BadSample(
+                Reason.CAPTIONS_INVALID, f"caption {name!r} is {type(caption).__name__}, not a string"
+            )
+    return list(captions.values())

@@ -1,0 +1,189 @@
+"""Which shards there are, and which stream reads which samples of them in which epoch.
+
+An epoch is the group's samples in the order of that epoch's permutation of its shards. It is cut into G runs whose
+lengths differ by at most one, inside a shard where it must be; stream s walks run (s + epoch) mod G, so that streams
+take turns at runs that are empty. Over all streams the runs of an epoch hold each sample once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate, count
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+from braceexpand import UnbalancedBracesError, braceexpand
+
+from bagel_wds import storage
+from bagel_wds.errors import ConfigError, ShardError
+from bagel_wds.manifest import MANIFEST_NAME, read_manifest
+from bagel_wds.rng import KeyedDraws
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One tar.
+
+    Attributes:
+        url: of the tar.
+        dataset: name of the dataset that it belongs to.
+        samples: how many it holds; None where no sidecar tells.
+        index_url: of its index; None where there is none.
+    """
+
+    url: str
+    dataset: str = ""
+    samples: int | None = None
+    index_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSlice:
+    """Samples `start`, `start + step`, ... before `stop` of one shard, in one epoch.
+
+    Attributes:
+        shard: number of the shard in the group's table.
+        url, dataset, index_url: of the shard.
+        epoch: the group's epoch, from 0.
+        start, stop, step: ordinals of samples; `stop` None is the shard's end.
+    """
+
+    shard: int
+    url: str
+    dataset: str
+    index_url: str | None
+    epoch: int
+    start: int = 0
+    stop: int | None = None
+    step: int = 1
+
+
+def list_shards(spec: str | Sequence[str], dataset: str = "") -> list[Shard]:
+    """The shards that a `shards:` entry names.
+
+    Args:
+        spec: a manifest, a folder, a tar, a brace pattern such as `t2i-{000000..000127}.tar`, or a list of these.
+        dataset: name given to them.
+
+    Raises:
+        ConfigError: for a pattern that matches nothing, or a file that is not there.
+    """
+    if not isinstance(spec, str):
+        return [shard for part in spec for shard in list_shards(part, dataset)]
+    if spec.endswith(".json"):
+        return _from_manifest(spec, dataset)
+    if storage.is_folder(spec):
+        manifest = storage.join(spec, MANIFEST_NAME)
+        if storage.exists(manifest):
+            return _from_manifest(manifest, dataset)
+        tars = [name for name in storage.list_files(spec) if name.endswith(".tar")]
+        if not tars:
+            raise ConfigError(f"{spec}: no {MANIFEST_NAME} and no .tar file in this folder")
+        return _with_sidecars([storage.join(spec, name) for name in tars], dataset)
+    try:
+        urls = list(braceexpand(spec))
+    except UnbalancedBracesError as error:
+        raise ConfigError(f"{spec}: the braces of this pattern do not match") from error
+    missing = [url for url in urls if not storage.exists(url)]
+    if missing:
+        raise ConfigError(
+            f"{spec}: {len(missing)} of {len(urls)} shards are not there, the first is {missing[0]}"
+        )
+    return _with_sidecars(urls, dataset)
+
+
+def _from_manifest(url: str, dataset: str) -> list[Shard]:
+    folder = storage.parent(url)
+    return [
+        Shard(
+            url=storage.join(folder, shard.url),
+            dataset=dataset,
+            samples=shard.samples,
+            index_url=storage.join(folder, shard.index) if shard.index else None,
+        )
+        for shard in read_manifest(url).shards
+    ]
+
+
+def _with_sidecars(urls: list[str], dataset: str) -> list[Shard]:
+    """Tars named one by one: their manifest, if it lies beside them, or their index, tells how much they hold."""
+    known: dict[str, Shard] = {}
+    for folder in dict.fromkeys(storage.parent(url) for url in urls):
+        manifest = storage.join(folder, MANIFEST_NAME)
+        if storage.exists(manifest):
+            known |= {shard.url: shard for shard in _from_manifest(manifest, dataset)}
+    return [known.get(url) or _with_index(Shard(url, dataset)) for url in urls]
+
+
+def _with_index(shard: Shard) -> Shard:
+    index_url = shard.url.removesuffix(".tar") + ".idx.parquet"
+    if not storage.exists(index_url):
+        return shard
+    try:
+        with storage.open_read(index_url) as file:
+            return replace(shard, samples=pq.read_metadata(file).num_rows, index_url=index_url)
+    except (OSError, ValueError) as error:
+        raise ShardError(f"{index_url}: the index cannot be read: {error}") from error
+
+
+def count_samples(shards: Sequence[Shard]) -> int | None:
+    """How many samples the shards hold; None where one of them does not tell."""
+    counts = [shard.samples for shard in shards]
+    return None if None in counts else sum(samples for samples in counts if samples is not None)
+
+
+def walk_epochs(
+    shards: Sequence[Shard], *, seed: int, group: str, num_streams: int = 1, stream: int = 0
+) -> Iterator[ShardSlice]:
+    """A stream's slices, epoch after epoch, for ever.
+
+    Where no sidecar tells how many samples there are, an epoch is divided by whole shards, or, with fewer shards than
+    streams, by every G-th sample of each.
+
+    Args:
+        shards: the group's table.
+        seed: orders the shards.
+        group: name of the group.
+        num_streams: G.
+        stream: 0..G-1.
+
+    Raises:
+        ConfigError: if the shards hold no sample.
+    """
+    if count_samples(shards) == 0:
+        raise ConfigError(
+            f"group {group!r} has no sample in its {len(shards)} shards; point its `shards:` at some that have"
+        )
+    draws = KeyedDraws(seed, "shards", group)
+    for epoch in count():
+        order = draws.permutation(len(shards), f"epoch:{epoch}")
+        part = (stream + epoch) % num_streams
+        yield from (
+            ShardSlice(
+                number, shards[number].url, shards[number].dataset, shards[number].index_url, epoch, *bounds
+            )
+            for number, bounds in _share(
+                [shards[number].samples for number in order], order, num_streams, part
+            )
+        )
+
+
+def _share(
+    samples: Sequence[int | None], order: Sequence[int], parts: int, part: int
+) -> Iterator[tuple[int, tuple[int, int | None, int]]]:
+    """(shard, (start, stop, step)) of one of `parts` equal shares of the shards in this order."""
+    known = [held for held in samples if held is not None]
+    if len(known) == len(samples):
+        total = sum(known)
+        low, high = total * part // parts, total * (part + 1) // parts
+        for number, held, end in zip(order, known, accumulate(known), strict=True):
+            start, stop = max(low - (end - held), 0), min(high - (end - held), held)
+            if start < stop:
+                yield number, (start, stop, 1)
+    elif len(samples) >= parts:
+        yield from ((number, (0, None, 1)) for i, number in enumerate(order) if i % parts == part)
+    else:
+        yield from ((number, ((part - i) % parts, None, parts)) for i, number in enumerate(order))

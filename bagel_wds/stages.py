@@ -1,0 +1,432 @@
+"""The stages of the pipeline: each a callable from iterator to iterator.
+
+Any of them goes into a `wds.DataPipeline`, next to webdataset's own stages:
+
+    wds.DataPipeline(
+        wds.SimpleShardList(urls), wds.split_by_node, wds.split_by_worker, wds.tarfile_to_samples(), wds.shuffle(100),
+        stages.decode(config, "t2i_pretrain"),
+        stages.plan(config, "t2i_pretrain", tokenizer),
+        stages.pack(config),
+        stages.materialize(config, special_tokens),
+    )
+
+| stage | takes | gives |
+| --- | --- | --- |
+| shards | | `{"url", ...}` |
+| read | `{"url"}` | samples: webdataset dicts of bytes |
+| shuffle | samples | samples |
+| decode | samples | `RawSample`: JSON parsed, images behind handles |
+| plan | `RawSample` | `SamplePlan` |
+| mix | | `Mixture` of plans |
+| pack | plans | `Pack` |
+| materialize | `Pack` | packed dict of tensors |
+| collate | packed dicts | `SimpleCustomBatch` |
+
+`shards` and `mix` make an iterator out of nothing and stand first; the others take the iterator before them. What a
+stage needs is bound when it is made, so every stage pickles. Samples that cannot be used are counted in the `tally`
+that the stages share; without one, they are only logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bagel_wds import reader
+from bagel_wds.batch import SimpleCustomBatch
+from bagel_wds.config import Fidelity
+from bagel_wds.decode import decode_sample
+from bagel_wds.errors import BadSample, ConfigError, NoUsableSampleError, Reason, Tally
+from bagel_wds.materialize import materialize_pack
+from bagel_wds.mixture import MixGroup, Mixture
+from bagel_wds.packer import GreedyPacker, UpstreamPacker
+from bagel_wds.planners import settle
+from bagel_wds.planners.build import check_views
+from bagel_wds.records import Pack, RawSample, SamplePlan, SampleRef
+from bagel_wds.rng import Draws, KeyedDraws
+from bagel_wds.shards import Shard, ShardSlice, list_shards, walk_epochs
+from bagel_wds.shuffle import shuffle as shuffle_samples
+from bagel_wds.wiring import (
+    dropout_rates,
+    groups_of,
+    layout_rules,
+    pack_limits,
+    plan_tools,
+    planner_of,
+    view_loader,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from bagel_wds.config import BagelDatasetConfig, GroupConfig
+    from bagel_wds.layout import LayoutRules
+    from bagel_wds.materialize import ViewLoader
+    from bagel_wds.packer import PackLimits
+    from bagel_wds.planners import DropoutRates, Planner, PlanTools
+
+    Sample = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+class _Drops:
+    """Counts dropped samples of a group, tells of them, and stops a run that drops everything.
+
+    Args:
+        group: name of the group.
+        tally: where they are counted.
+        group_size: so many drops in a row are a whole epoch without a usable sample; None if it is not known, and
+            then two epochs without one are.
+    """
+
+    def __init__(self, group: str, tally: Tally | None, group_size: int | None = None) -> None:
+        self._group = group
+        self._tally = Tally() if tally is None else tally
+        self._group_size = group_size
+        self._in_a_row = 0
+        self._since_epoch: int | None = None
+
+    def good(self) -> None:
+        """A sample was usable."""
+        self._in_a_row, self._since_epoch = 0, None
+
+    def drop(self, key: str, bad: BadSample, ref: SampleRef | None = None) -> None:
+        """Count a sample that was not.
+
+        Raises:
+            NoUsableSampleError: if that was the last of a whole epoch's worth.
+        """
+        times = self._tally.drop(self._group, bad.reason)
+        if times in (1, 10, 100) or times % 1000 == 0:
+            logger.warning(
+                "group %r: %d dropped as %s; now %s: %s", self._group, times, bad.reason, key, bad.detail
+            )
+        self._in_a_row += 1
+        epoch = ref.epoch if ref else 0
+        self._since_epoch = epoch if self._since_epoch is None else self._since_epoch
+        whole_epoch = (
+            self._in_a_row >= self._group_size
+            if self._group_size is not None
+            else epoch >= self._since_epoch + 2
+        )
+        if whole_epoch:
+            reasons = ", ".join(
+                f"{reason} {count}" for reason, count in self._tally.drops(self._group).items()
+            )
+            raise NoUsableSampleError(
+                f"group {self._group!r}: no usable sample in a whole epoch; dropped so far: {reasons}; the last was "
+                f"{key}: {bad.detail}"
+            )
+
+
+def shards(
+    source: str | Sequence[str] | Sequence[Shard],
+    *,
+    group: str = "",
+    seed: int = 0,
+    num_streams: int = 1,
+    stream: int = 0,
+) -> Callable[[], Iterator[Sample]]:
+    """A stream's share of the shards, epoch after epoch, for ever, in an order that `seed` gives.
+
+    Args:
+        source: a manifest, folder, tar, brace pattern, or list of these; or shards already listed.
+        group: name of the group; part of the address of the order.
+        seed: orders the shards.
+        num_streams: how many streams share an epoch.
+        stream: which of them this is.
+    """
+    if isinstance(source, str):
+        source = list_shards(source)
+    listed = [
+        shard for part in source for shard in ([part] if isinstance(part, Shard) else list_shards(part))
+    ]
+    return partial(_shards, listed, group, seed, num_streams, stream)
+
+
+def _shards(listed: list[Shard], group: str, seed: int, num_streams: int, stream: int) -> Iterator[Sample]:
+    for piece in walk_epochs(listed, seed=seed, group=group, num_streams=num_streams, stream=stream):
+        yield {"url": piece.url, "__slice__": piece}
+
+
+def read() -> Callable[[Iterable[Sample]], Iterator[Sample]]:
+    """Tars to samples, in order, each with its place (`__ref__`); takes webdataset's `{"url"}` too."""
+    return _read
+
+
+def _read(urls: Iterable[Sample]) -> Iterator[Sample]:
+    for number, item in enumerate(urls):
+        piece = item.get("__slice__") or ShardSlice(number, item["url"], "", None, 0)
+        for sample in reader.walk_slice(piece.url, piece.start, piece.stop, piece.step, piece.index_url):
+            offset, length = sample["__ref__"]
+            sample["__ref__"] = SampleRef(piece.shard, offset, length, piece.epoch)
+            sample["__data_indexes__"] = (piece.shard, sample.pop("__ordinal__"))
+            sample["__dataset__"] = piece.dataset
+            yield sample
+
+
+def shuffle(
+    config: BagelDatasetConfig, group: str = "", *, seed: int = 0, stream: int = 0
+) -> Callable[[Iterable[Sample]], Iterator[Sample]]:
+    """A buffer shuffle bounded by `shuffle_samples` and `shuffle_bytes`."""
+    return partial(
+        shuffle_samples,
+        draws=KeyedDraws(seed, "shuffle", group, stream),
+        max_samples=config.shuffle_samples,
+        max_bytes=config.shuffle_bytes,
+    )
+
+
+def decode(
+    config: BagelDatasetConfig, group: str, *, tally: Tally | None = None, group_size: int | None = None
+) -> Callable[[Iterable[Sample]], Iterator[RawSample]]:
+    """Parse the JSON, wrap the images; no pixel is decoded."""
+    return partial(
+        _decode, upright=config.fidelity != Fidelity.UPSTREAM, group=group, tally=tally, group_size=group_size
+    )
+
+
+def _decode(
+    samples: Iterable[Sample], *, upright: bool, group: str, tally: Tally | None, group_size: int | None
+) -> Iterator[RawSample]:
+    tally = Tally() if tally is None else tally
+    drops = _Drops(group, tally, group_size)
+    for sample in samples:
+        tally[group, "read"] += 1
+        try:
+            decoded = decode_sample(sample, upright=upright)
+        except BadSample as bad:
+            drops.drop(_place(sample["__key__"], sample.get("__url__", "")), bad, sample.get("__ref__"))
+            continue
+        drops.good()
+        yield decoded
+
+
+def _place(key: str, url: str) -> str:
+    return f"{key} in {url}"
+
+
+def plan(
+    config: BagelDatasetConfig,
+    group: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int = 0,
+    draws: Draws | None = None,
+    tally: Tally | None = None,
+    group_size: int | None = None,
+) -> Callable[[Iterable[RawSample]], Iterator[SamplePlan]]:
+    """Apply the group's recipe: what the sample will be in a pack, and its exact length.
+
+    Args:
+        config: its mixture must hold the group.
+        group: name of the group.
+        tokenizer: one that `add_special_tokens` has seen.
+        seed: of the draws, which are addressed by (seed, group, dataset, epoch, key).
+        draws: shared draws in call order; needed, and used, only with `fidelity="upstream"`.
+        tally: where drops are counted.
+        group_size: samples in the group, to notice an epoch without a usable one.
+
+    Raises:
+        ConfigError: if the mixture has no such group.
+    """
+    settings = _group_of(groups_of(config), group)
+    return partial(
+        _plan,
+        planner=planner_of(settings),
+        tools=plan_tools(config, group, settings, tokenizer),
+        rates=dropout_rates(config),
+        limits=pack_limits(config),
+        seed=seed,
+        draws=_shared_draws(config, draws),
+        tally=tally,
+        group_size=group_size,
+    )
+
+
+def _group_of(groups: Mapping[str, GroupConfig], name: str) -> GroupConfig:
+    if name not in groups:
+        raise ConfigError(f"the mixture has no group {name!r}; it has {', '.join(groups)}")
+    return groups[name]
+
+
+def _shared_draws(config: BagelDatasetConfig, draws: Draws | None) -> Draws | None:
+    """The draws in call order that upstream's stages share; None under the corrected fidelity, which needs none."""
+    if config.fidelity != Fidelity.UPSTREAM:
+        return None
+    if draws is None:
+        raise ConfigError(
+            'fidelity="upstream" draws in call order: pass one CallOrderDraws(seed) to all its stages'
+        )
+    return draws
+
+
+def _plan(
+    samples: Iterable[RawSample],
+    *,
+    planner: Planner,
+    tools: PlanTools,
+    rates: DropoutRates,
+    limits: PackLimits,
+    seed: int,
+    draws: Draws | None,
+    tally: Tally | None,
+    group_size: int | None,
+) -> Iterator[SamplePlan]:
+    drops = _Drops(tools.group, tally, group_size)
+    for sample in samples:
+        try:
+            if draws is None:
+                planned = _plan_one(sample, planner, tools, rates, limits, seed)
+            else:
+                # BAGEL: settles a plan when it is packed.
+                planned = planner(sample, tools, draws)
+                check_views(planned)
+        except BadSample as bad:
+            drops.drop(_place(sample.key, sample.url), bad, sample.ref)
+            continue
+        drops.good()
+        yield planned
+
+
+def _plan_one(
+    sample: RawSample, planner: Planner, tools: PlanTools, rates: DropoutRates, limits: PackLimits, seed: int
+) -> SamplePlan:
+    epoch = sample.ref.epoch if sample.ref else 0
+    draws = KeyedDraws(seed, tools.group, sample.dataset, epoch, sample.key)
+    planned = settle(planner(sample, tools, draws), rates, draws)
+    if planned.length == 0:
+        raise BadSample(Reason.NO_TOKENS, "conditioning dropout left nothing")
+    if planned.length > limits.longest_sample:
+        raise BadSample(Reason.OVER_LENGTH, f"{planned.length} tokens; the most is {limits.longest_sample}")
+    return planned
+
+
+def mix(
+    plans: Mapping[str, Iterable[SamplePlan]],
+    config: BagelDatasetConfig,
+    *,
+    seed: int = 0,
+    stream: int = 0,
+    draws: Draws | None = None,
+) -> Callable[[], Mixture]:
+    """Mix groups by their weights; `pack` asks the mixture for the mandatory ones.
+
+    Args:
+        plans: for each group of the mixture file, in its order, a pipeline that ends in `plan`.
+        config: holds weights and mandatory groups.
+        seed, stream: address of the draws.
+        draws: shared draws in call order, only with `fidelity="upstream"`.
+    """
+    groups = groups_of(config)
+    members = {name: (pipeline, _group_of(groups, name)) for name, pipeline in plans.items()}
+    return partial(_mix, members, _shared_draws(config, draws) or KeyedDraws(seed, "mix", stream))
+
+
+def _mix(members: Mapping[str, tuple[Iterable[SamplePlan], GroupConfig]], draws: Draws) -> Mixture:
+    return Mixture(
+        [
+            MixGroup(name, iter(plans), group.weight, group.is_mandatory)
+            for name, (plans, group) in members.items()
+        ],
+        draws,
+    )
+
+
+def pack(
+    config: BagelDatasetConfig, *, stream: int = 0, draws: Draws | None = None, tally: Tally | None = None
+) -> Callable[[Iterable[SamplePlan]], Iterator[Pack]]:
+    """Choose plans that fill a token budget; takes a `Mixture`, or any iterator of plans as one group.
+
+    Args:
+        config: holds the budgets.
+        stream: number of this producer, `worker_id` in `batch_data_indexes`.
+        draws: shared draws in call order, only with `fidelity="upstream"`.
+        tally: where lost and over-long samples of `fidelity="upstream"` are counted.
+    """
+    return partial(
+        _pack,
+        limits=pack_limits(config),
+        rates=dropout_rates(config),
+        draws=_shared_draws(config, draws),
+        stream=stream,
+        tally=tally,
+    )
+
+
+def _pack(
+    plans: Iterable[SamplePlan],
+    *,
+    limits: PackLimits,
+    rates: DropoutRates,
+    draws: Draws | None,
+    stream: int,
+    tally: Tally | None,
+) -> Iterator[Pack]:
+    supply = (
+        plans
+        if isinstance(plans, Mixture)
+        else Mixture([MixGroup("plans", iter(plans))], draws or KeyedDraws(0))
+    )
+    counted = Tally() if tally is None else tally
+    packer: GreedyPacker | UpstreamPacker
+    if draws is None:
+        packer = GreedyPacker(limits)
+    else:
+        packer = UpstreamPacker(
+            limits,
+            settle=lambda planned: settle(planned, rates, draws, upstream=True),
+            gone=lambda planned, why: _count_gone(counted, planned, why),
+        )
+    while (packed := packer.next_pack(supply)) is not None:
+        yield Pack(packed, stream)
+
+
+def _count_gone(tally: Tally, planned: SamplePlan, why: str) -> None:
+    tally.drop(planned.group, Reason.LOST if why == "lost" else Reason.OVER_LENGTH)
+
+
+def materialize(
+    config: BagelDatasetConfig, special_tokens: Mapping[str, object], *, tally: Tally | None = None
+) -> Callable[[Iterable[Pack]], Iterator[dict[str, Any]]]:
+    """Decode the images of a pack and lay it out as upstream's dict of tensors."""
+    return partial(
+        _materialize,
+        rules=layout_rules(config, special_tokens),
+        load=view_loader(groups_of(config)),
+        tally=tally,
+    )
+
+
+def _materialize(
+    packs: Iterable[Pack], *, rules: LayoutRules, load: ViewLoader, tally: Tally | None
+) -> Iterator[dict[str, Any]]:
+    tally = Tally() if tally is None else tally
+    drops: dict[str, _Drops] = {}
+
+    def on_bad(planned: SamplePlan, bad: BadSample) -> None:
+        drops.setdefault(planned.group, _Drops(planned.group, tally)).drop(planned.key, bad, planned.ref)
+
+    for pack_ in packs:
+        batch = materialize_pack(pack_, rules, load, on_bad)
+        if batch is None:
+            continue
+        for origin in batch["batch_data_indexes"]:
+            tally[origin["dataset_name"], "packed"] += 1
+            if origin["dataset_name"] in drops:
+                drops[origin["dataset_name"]].good()
+        yield batch
+
+
+def collate() -> Callable[[Iterable[dict[str, Any]]], Iterator[SimpleCustomBatch]]:
+    """Wrap each packed dict, as `collate_wrapper()` does inside a DataLoader."""
+    return _collate
+
+
+def _collate(batches: Iterable[dict[str, Any]]) -> Iterator[SimpleCustomBatch]:
+    for batch in batches:
+        yield SimpleCustomBatch([batch])

@@ -1,0 +1,109 @@
+"""Files by path or URL, behind four small functions: open, ranged read, list, write.
+
+So far the local disk: a plain path or a `file://` URL. Everything that reads or writes data goes through here.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from bagel_wds.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def local_path(url: str | os.PathLike[str]) -> Path:
+    """The path on disk that a path or `file://` URL names.
+
+    Raises:
+        ConfigError: for any other scheme (`pipe:` runs a shell and is refused; object storage is not read yet).
+    """
+    text = os.fspath(url)
+    scheme = text.partition(":")[0] if "://" in text or text.startswith("pipe:") else ""
+    if not scheme:
+        return Path(text)
+    if scheme == "file":
+        return Path(unquote(urlsplit(text).path))
+    if scheme == "pipe":
+        raise ConfigError(
+            f"{text!r}: pipe: URLs run a shell command and are refused; give the path of the data"
+        )
+    raise ConfigError(
+        f"{text!r}: {scheme}:// is not read by this version; copy the shards to a disk and give their path"
+    )
+
+
+def open_read(url: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading bytes."""
+    return local_path(url).open("rb")
+
+
+def read_range(url: str | os.PathLike[str], offset: int, length: int) -> bytes:
+    """The bytes from `offset`, `length` of them, or fewer where the file ends."""
+    with open_read(url) as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def read_bytes(url: str | os.PathLike[str]) -> bytes:
+    """The whole file."""
+    return local_path(url).read_bytes()
+
+
+def exists(url: str | os.PathLike[str]) -> bool:
+    """Whether there is a file or folder of this name."""
+    return local_path(url).exists()
+
+
+def is_folder(url: str | os.PathLike[str]) -> bool:
+    """Whether there is a folder of this name."""
+    return local_path(url).is_dir()
+
+
+def list_files(folder: str | os.PathLike[str]) -> list[str]:
+    """Every file under a folder, its path relative to it with forward slashes, in byte order."""
+    root = local_path(folder)
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+def join(folder: str | os.PathLike[str], name: str) -> str:
+    """A name under a folder; a name that is a path from the root, or a URL, stays as it is."""
+    if "://" in name or os.path.isabs(name):  # noqa: PTH117 - a Path would collapse the slashes of a URL
+        return name
+    return f"{os.fspath(folder).rstrip('/')}/{name}"
+
+
+def parent(url: str | os.PathLike[str]) -> str:
+    """The folder that a file lies in."""
+    return os.fspath(url).rpartition("/")[0] or "."
+
+
+@contextmanager
+def open_write(url: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Write a file that appears under its name only when it is whole.
+
+    The bytes go to a hidden name beside it, are flushed to the disk and renamed when the block ends without an
+    exception; otherwise nothing is left behind.
+    """
+    path = local_path(url)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_bytes(url: str | os.PathLike[str], data: bytes) -> None:
+    """Write a whole file, atomically."""
+    with open_write(url) as file:
+        file.write(data)

@@ -1,0 +1,47 @@
+"""Which streams a worker hosts.
+
+A run has G numbered streams whatever the ranks and workers, and global batch n comes from stream n mod G. Pure
+arithmetic, and the only room below the datasets that knows rank and worker.
+"""
+
+from __future__ import annotations
+
+from bagel_wds.errors import ConfigError
+
+
+def check_split(num_streams: int, world_size: int, num_workers: int) -> None:
+    """Refuse a number of streams that ranks and workers cannot share.
+
+    Raises:
+        ConfigError: naming the values and the nearest legal ones.
+    """
+    workers = max(1, num_workers)
+    if num_streams < 1 or num_streams % world_size:
+        below = num_streams - num_streams % world_size
+        legal = [count for count in (below, below + world_size) if count > 0]
+        raise ConfigError(
+            f"num_streams={num_streams} must be a multiple of world_size={world_size}; "
+            f"the nearest are {' and '.join(map(str, legal))}"
+        )
+    per_rank = num_streams // world_size
+    if per_rank % workers:
+        legal = [count for count in range(1, per_rank + 1) if per_rank % count == 0]
+        nearest = min(legal, key=lambda count: (abs(count - workers), count))
+        raise ConfigError(
+            f"num_workers={num_workers} must divide the {per_rank} streams of a rank "
+            f"({num_streams} streams / {world_size} ranks); the nearest is {nearest}"
+        )
+
+
+def streams_of(num_streams: int, *, rank: int, world_size: int, worker: int, num_workers: int) -> range:
+    """The streams that a worker hosts, in the order in which it takes turns between them.
+
+    Rank r of R consumes global batches r, r + R, ...; its DataLoader takes them from its W workers in turn, so
+    worker w makes batches r + R*w, then R*W further on, and batch n comes from stream n mod G.
+
+    >>> list(streams_of(8, rank=1, world_size=2, worker=0, num_workers=2))
+    [1, 5]
+    """
+    workers = max(1, num_workers)
+    check_split(num_streams, world_size, workers)
+    return range(rank + world_size * worker, num_streams, world_size * workers)

@@ -1,0 +1,89 @@
+"""The one home of the tokenizer: BAGEL's control tokens, and text that can never become one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bagel_wds.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedTokenizerBase
+
+CONTROL_TOKENS = {
+    "bos_token_id": "<|im_start|>",
+    "eos_token_id": "<|im_end|>",
+    "start_of_image": "<|vision_start|>",
+    "end_of_image": "<|vision_end|>",
+}
+"""BAGEL's four, in the order in which they are added, by the names that the model's code uses."""
+
+_CONTROL = re.compile("|".join(map(re.escape, [*CONTROL_TOKENS.values(), "<|endoftext|>"])))
+
+
+def add_special_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[PreTrainedTokenizerBase, dict[str, int], int]:
+    """Add BAGEL's four control tokens to a Qwen2 tokenizer, those that it has not got.
+
+    Returns:
+        The tokenizer (changed in place), the ids under the names `bos_token_id`, `eos_token_id`, `start_of_image`
+        and `end_of_image`, and how many tokens were new.
+    """
+    known = tokenizer.get_vocab()
+    missing = [token for token in CONTROL_TOKENS.values() if token not in known]
+    num_new = tokenizer.add_tokens(missing) if missing else 0
+    ids = {name: _id_of(tokenizer, token) for name, token in CONTROL_TOKENS.items()}
+    return tokenizer, ids, num_new
+
+
+def control_ids(special_tokens: Mapping[str, object]) -> dict[str, int]:
+    """The four ids out of what a user passes as `special_tokens`.
+
+    Raises:
+        ConfigError: if one is missing or no integer.
+    """
+    ids = {}
+    for name in CONTROL_TOKENS:
+        token = special_tokens.get(name)
+        if not isinstance(token, int):
+            raise ConfigError(
+                f"special_tokens[{name!r}] is {token!r}; pass the ids that add_special_tokens returns"
+            )
+        ids[name] = token
+    return ids
+
+
+def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    found = tokenizer.convert_tokens_to_ids(token)
+    if not isinstance(found, int):
+        raise ConfigError(
+            f"the tokenizer gives {found!r} for {token!r}; it must take added tokens, as Qwen2's does"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """Text to token ids.
+
+    Attributes:
+        tokenizer: one that `add_special_tokens` has seen.
+        allow_control_tokens: encode a control string in the text to its id, as upstream does. By default it is
+            cut behind its first character and both parts are encoded, so that it stays text however the token was
+            added.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    allow_control_tokens: bool = False
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of a text, without bos and eos."""
+        if self.allow_control_tokens:
+            return list(self.tokenizer.encode(text))
+        cuts = [match.start() + 1 for match in _CONTROL.finditer(text)]
+        parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        return [token for part in parts for token in self.tokenizer.encode(part)]
