@@ -106,46 +106,48 @@ def read_manifest(url: str) -> Manifest:
     return Manifest(
         shards=tuple(
             _shard(entry, f"{url}: shard {number}")
-            for number, entry in enumerate(_get(value, "shardlist", list, url))
+            for number, entry in enumerate(_required(value, "shardlist", list, url))
         ),
-        name=_get(value, "name", str, url, ""),
-        kind=_get(value, "kind", str, url, None),
-        settings=_get(value, "settings", dict, url, {}),
+        name=_optional(value, "name", str, url) or "",
+        kind=_optional(value, "kind", str, url),
+        settings=_optional(value, "settings", dict, url) or {},
         counts=_counts(value["counts"], f"{url}: counts") if "counts" in value else None,
     )
 
 
 def _shard(entry: object, where: str) -> ManifestShard:
     return ManifestShard(
-        url=_get(entry, "url", str, where),
-        samples=_get(entry, "nsamples", int, where),
-        bytes=_get(entry, "filesize", int, where, None),
-        checksum=_get(entry, "checksum", str, where, None),
-        index=_get(entry, "index", str, where, None),
+        url=_required(entry, "url", str, where),
+        samples=_required(entry, "nsamples", int, where),
+        bytes=_optional(entry, "filesize", int, where),
+        checksum=_optional(entry, "checksum", str, where),
+        index=_optional(entry, "index", str, where),
     )
 
 
 def _counts(entry: object, where: str) -> Counts:
-    reasons = _get(entry, "reasons", dict, where, {})
+    reasons = _required(entry, "reasons", dict, where)
     return Counts(
-        read=_get(entry, "read", int, where),
-        written=_get(entry, "written", int, where),
-        reasons={reason: _get(reasons, reason, int, f"{where}: reasons") for reason in reasons},
+        read=_required(entry, "read", int, where),
+        written=_required(entry, "written", int, where),
+        reasons={reason: _required(reasons, reason, int, f"{where}: reasons") for reason in reasons},
     )
 
 
-_REQUIRED: Any = object()
+def _required(entry: object, key: str, kind: type[T], where: str) -> T:
+    value = _optional(entry, key, kind, where)
+    if value is None:
+        raise ConfigError(f"{where}: {key!r} is missing")
+    return value
 
 
-def _get(entry: object, key: str, kind: type[T], where: str, default: Any = _REQUIRED) -> T:
-    """A value of an object, checked: of this type and, if a number, not negative."""
+def _optional(entry: object, key: str, kind: type[T], where: str) -> T | None:
+    """A value of an object, of this type and, if a number, not negative; None where it is absent or null."""
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: {type(entry).__name__}, not an object")
-    value = entry.get(key, default)
-    if value is _REQUIRED:
-        raise ConfigError(f"{where}: {key!r} is missing")
-    if value is default:
-        return default  # type: ignore[no-any-return]
+    value = entry.get(key)
+    if value is None:
+        return None
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ConfigError(f"{where}: {key}={value!r} is {type(value).__name__}, not {kind.__name__}")
     if isinstance(value, int) and value < 0:

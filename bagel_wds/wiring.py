@@ -10,7 +10,7 @@ from bagel_wds.errors import ConfigError
 from bagel_wds.layout import LayoutRules
 from bagel_wds.materialize import Normalization, ViewLoader
 from bagel_wds.packer import PackLimits
-from bagel_wds.planners import PLANNERS, DropoutRates, Planner, PlanTools
+from bagel_wds.planners import PLANNERS, DropoutRates, PlanTools
 from bagel_wds.records import Kind
 from bagel_wds.tokens import TextEncoder, control_ids
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from transformers import PreTrainedTokenizerBase
+
+    from bagel_wds.planners import Planner
 
 logger = logging.getLogger(__name__)
 
