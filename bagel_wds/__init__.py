@@ -1,0 +1,88 @@
+"""bagel-wds: BAGEL-style multimodal training data, streamed from WebDataset shards into packed batches.
+
+    config = BagelDatasetConfig(grouped_datasets_path="mixture.yaml", dataset_info_path="shards/dataset_info.yaml")
+    tokenizer, special_tokens, _ = add_special_tokens(tokenizer)
+    dataset = config.build(tokenizer, special_tokens, rank=0, world_size=1, num_workers=2, global_seed=0)
+    for batch in DataLoader(dataset, batch_size=1, num_workers=2, collate_fn=collate_wrapper()):
+        ...
+
+The names below are loaded when they are first used, so that the command line does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bagel_wds import stages
+    from bagel_wds.batch import SimpleCustomBatch, bagel_packed_collate_fn, collate_wrapper
+    from bagel_wds.config import BagelDatasetConfig, DataConfig
+    from bagel_wds.datasets import PackedDataset, make_bagel_multimodal_dataset
+    from bagel_wds.errors import BadSample, ConfigError, NoUsableSampleError, Reason, ShardError, Tally
+    from bagel_wds.images import pil_img2rgb
+    from bagel_wds.layout import (
+        get_flattened_position_ids_extrapolate,
+        get_flattened_position_ids_interpolate,
+        len2weight,
+        patchify,
+        prepare_attention_mask_per_sample,
+    )
+    from bagel_wds.tokens import add_special_tokens
+    from bagel_wds.transforms import ImageTransform, MaxLongEdgeMinShortEdgeResize
+
+_HOMES = {
+    "batch": ("SimpleCustomBatch", "bagel_packed_collate_fn", "collate_wrapper"),
+    "config": ("BagelDatasetConfig", "DataConfig"),
+    "datasets": ("PackedDataset", "make_bagel_multimodal_dataset"),
+    "errors": ("BadSample", "ConfigError", "NoUsableSampleError", "Reason", "ShardError", "Tally"),
+    "images": ("pil_img2rgb",),
+    "layout": (
+        "get_flattened_position_ids_extrapolate",
+        "get_flattened_position_ids_interpolate",
+        "len2weight",
+        "patchify",
+        "prepare_attention_mask_per_sample",
+    ),
+    "tokens": ("add_special_tokens",),
+    "transforms": ("ImageTransform", "MaxLongEdgeMinShortEdgeResize"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BadSample",
+    "BagelDatasetConfig",
+    "ConfigError",
+    "DataConfig",
+    "ImageTransform",
+    "MaxLongEdgeMinShortEdgeResize",
+    "NoUsableSampleError",
+    "PackedDataset",
+    "Reason",
+    "ShardError",
+    "SimpleCustomBatch",
+    "Tally",
+    "add_special_tokens",
+    "bagel_packed_collate_fn",
+    "collate_wrapper",
+    "get_flattened_position_ids_extrapolate",
+    "get_flattened_position_ids_interpolate",
+    "len2weight",
+    "make_bagel_multimodal_dataset",
+    "patchify",
+    "pil_img2rgb",
+    "prepare_attention_mask_per_sample",
+    "stages",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "stages":
+        return import_module("bagel_wds.stages")
+    if name in _HOME_OF:
+        return getattr(import_module(f"bagel_wds.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

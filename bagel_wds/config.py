@@ -134,6 +134,8 @@ def parse_groups(mixture: Mapping[str, object]) -> dict[str, GroupConfig]:
 
 
 def _parse_group(name: str, entry: object) -> GroupConfig:
+    if isinstance(entry, GroupConfig) and entry.recipe:
+        return entry
     group = validate(GroupConfig, entry, f"group {name!r}")
     recipe = group.recipe or BUILT_IN_RECIPES.get(name)
     if recipe is None:
@@ -213,6 +215,21 @@ def load_mapping(path: str) -> dict[str, Any]:
     return value
 
 
+def resolve_mapping(inline: Mapping[str, object] | None, path: str | None, name: str) -> dict[str, object]:
+    """The mapping given inline, or else the one in the file.
+
+    Raises:
+        ConfigError: if neither or both are given.
+    """
+    if inline is not None and path is not None:
+        raise ConfigError(f"{name} and {name}_path are both given; give one")
+    if inline is not None:
+        return dict(inline)
+    if path is None:
+        raise ConfigError(f"neither {name} nor {name}_path is given; give one")
+    return load_mapping(path)
+
+
 @dataclass(frozen=True)
 class BagelDatasetConfig:
     """Settings of a packed BAGEL dataset; `build` makes it.
@@ -284,18 +301,7 @@ class BagelDatasetConfig:
     def _resolve_mapping(
         inline: Mapping[str, object] | None, path: str | None, name: str
     ) -> dict[str, object]:
-        """The mapping given inline, or else the one in the file.
-
-        Raises:
-            ConfigError: if neither or both are given.
-        """
-        if inline is not None and path is not None:
-            raise ConfigError(f"{name} and {name}_path are both given; give one")
-        if inline is not None:
-            return dict(inline)
-        if path is None:
-            raise ConfigError(f"neither {name} nor {name}_path is given; give one")
-        return load_mapping(path)
+        return resolve_mapping(inline, path, name)
 
     def build(
         self,

@@ -12,7 +12,7 @@ from itertools import accumulate, count
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import braceexpand
 
 from bagel_wds import storage
 from bagel_wds.errors import ConfigError, ShardError
@@ -85,7 +85,7 @@ def list_shards(spec: str | Sequence[str], dataset: str = "") -> list[Shard]:
         return _with_sidecars([storage.join(spec, name) for name in tars], dataset)
     try:
         urls = list(braceexpand(spec))
-    except UnbalancedBracesError as error:
+    except ValueError as error:
         raise ConfigError(f"{spec}: the braces of this pattern do not match") from error
     missing = [url for url in urls if not storage.exists(url)]
     if missing:

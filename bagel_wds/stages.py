@@ -319,7 +319,8 @@ def mix(
     Args:
         plans: for each group of the mixture file, in its order, a pipeline that ends in `plan`.
         config: holds weights and mandatory groups.
-        seed, stream: address of the draws.
+        seed: of the draws.
+        stream: number of the stream that draws.
         draws: shared draws in call order, only with `fidelity="upstream"`.
     """
     groups = groups_of(config)

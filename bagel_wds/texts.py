@@ -42,9 +42,7 @@ def read_captions(fields: Mapping[str, object]) -> list[str]:
         raise BadSample(Reason.CAPTIONS_INVALID, f"captions are {_name(captions)}, not an object")
     for name, caption in captions.items():
         if not isinstance(caption, str):
-            raise BadSample(
-                Reason.CAPTIONS_INVALID, f"caption {name!r} is {_name(caption)}, not a string"
-            )
+            raise BadSample(Reason.CAPTIONS_INVALID, f"caption {name!r} is {_name(caption)}, not a string")
     return list(captions.values())
 
 
@@ -56,16 +54,12 @@ def read_turns(fields: Mapping[str, object]) -> list[Turn]:
     """
     conversations = fields.get("conversations")
     if not isinstance(conversations, list):
-        raise BadSample(
-            Reason.CONVERSATIONS_INVALID, f"conversations are {_name(conversations)}, not a list"
-        )
+        raise BadSample(Reason.CONVERSATIONS_INVALID, f"conversations are {_name(conversations)}, not a list")
     turns = []
     for number, turn in enumerate(conversations):
         speaker, text = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
         if not isinstance(speaker, str) or not isinstance(text, str):
-            raise BadSample(
-                Reason.CONVERSATIONS_INVALID, f"turn {number} has no `from` and `value` strings"
-            )
+            raise BadSample(Reason.CONVERSATIONS_INVALID, f"turn {number} has no `from` and `value` strings")
         turns.append(Turn(speaker, text))
     return turns
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bagel_wds.config import BagelDatasetConfig, Fidelity, GroupConfig, TransformConfig, parse_groups
+from bagel_wds.config import BagelDatasetConfig, Fidelity, GroupConfig, TransformConfig, parse_groups, resolve_mapping
 from bagel_wds.errors import ConfigError
 from bagel_wds.layout import LayoutRules
 from bagel_wds.materialize import Normalization, ViewLoader
@@ -25,18 +26,22 @@ logger = logging.getLogger(__name__)
 
 
 def groups_of(config: BagelDatasetConfig) -> dict[str, GroupConfig]:
-    """The groups of the mixture, checked against the model's tables.
+    """The groups of the mixture, checked against the model's tables; those of a resolved config as they are.
 
     Raises:
         ConfigError: if a group's settings cannot work.
     """
-    mixture = config._resolve_mapping(
-        config.grouped_datasets, config.grouped_datasets_path, "grouped_datasets"
-    )  # noqa: SLF001 - upstream's name
+    mixture = resolve_mapping(config.grouped_datasets, config.grouped_datasets_path, "grouped_datasets")
     groups = parse_groups(mixture)
     for name, group in groups.items():
-        check_tables(config, name, group)
+        if mixture[name] is not group:
+            check_tables(config, name, group)
     return groups
+
+
+def resolve(config: BagelDatasetConfig) -> BagelDatasetConfig:
+    """The same settings with the mixture read and checked, so that workers need not read it again."""
+    return replace(config, grouped_datasets=groups_of(config), grouped_datasets_path=None)
 
 
 def transforms_of(group: GroupConfig) -> dict[Kind, TransformConfig]:

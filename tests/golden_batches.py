@@ -14,7 +14,9 @@ from bagel_wds.config import BagelDatasetConfig
 def config_of(config: dict[str, Any], **more: Any) -> BagelDatasetConfig:
     """The settings of a golden case, under the upstream fidelity."""
     known = {field.name for field in fields(BagelDatasetConfig)}
-    return BagelDatasetConfig(**{name: value for name, value in config.items() if name in known}, fidelity="upstream", **more)
+    return BagelDatasetConfig(
+        **{name: value for name, value in config.items() if name in known}, fidelity="upstream", **more
+    )
 
 
 def assert_batch(batch: dict[str, Any], expected: dict[str, Any], arrays: Any) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase, Qwen2TokenizerFast
 
 from bagel_wds.config import FrameConfig, TransformConfig
@@ -17,6 +16,7 @@ from bagel_wds.rng import CallOrderDraws
 from bagel_wds.tokens import add_special_tokens
 
 if TYPE_CHECKING:
+    import torch
     from collections.abc import Sequence
 
 GOLDEN = Path(__file__).parent / "golden"

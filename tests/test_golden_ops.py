@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from golden_data import GOLDEN, LoggedDraws, assert_bits, draws_made, load_arrays, load_json, sha256, tokenizer
+from golden_data import (
+    GOLDEN,
+    LoggedDraws,
+    assert_bits,
+    draws_made,
+    load_arrays,
+    load_json,
+    sha256,
+    tokenizer,
+)
 from PIL import Image
 from transformers import Qwen2TokenizerFast
 
@@ -43,7 +52,10 @@ def test_resize_sizes() -> None:
     assert len(rows) > 100
     for row in rows:
         rule = ResizeRule(
-            max_size=row["max_size"], min_size=row["min_size"], stride=row["stride"], max_pixels=row["max_pixels"]
+            max_size=row["max_size"],
+            min_size=row["min_size"],
+            stride=row["stride"],
+            max_pixels=row["max_pixels"],
         )
         got = rule.size((row["height"], row["width"]), row["img_num"])
         assert got == (row["new_height"], row["new_width"]), row
@@ -157,7 +169,10 @@ def test_iter_seed() -> None:
 def test_special_tokens() -> None:
     for row in load_json("ops/special_tokens.json")["rows"]:
         plain = Qwen2TokenizerFast.from_pretrained(str(GOLDEN / "tokenizer"))
-        first_two, reverse = ["<|im_start|>", "<|im_end|>"], ["<|vision_end|>", "<|vision_start|>", "<|im_end|>", "<|im_start|>"]
+        first_two, reverse = (
+            ["<|im_start|>", "<|im_end|>"],
+            ["<|vision_end|>", "<|vision_start|>", "<|im_end|>", "<|im_start|>"],
+        )
         match row["tokenizer"]:
             case "with_im_tokens":
                 plain.add_special_tokens({"additional_special_tokens": first_two})

@@ -94,7 +94,9 @@ def test_batches(case: str) -> None:
     for number, expected in enumerate(golden):
         plans = packer.next_pack(mixture)
         assert plans is not None
-        batch = materialize_pack(Pack(plans, config["worker_id"]), rules, load, lambda plan, bad: pytest.fail(f"{plan.key}: {bad}"))
+        batch = materialize_pack(
+            Pack(plans, config["worker_id"]), rules, load, lambda plan, bad: pytest.fail(f"{plan.key}: {bad}")
+        )
         assert batch is not None
         assert_batch(batch, expected, load_arrays(f"{folder}/batches.npz"))
 

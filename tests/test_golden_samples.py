@@ -54,7 +54,9 @@ def expected(sample: dict[str, Any]) -> dict[str, Any]:
 RUNS = [(family, run) for family, cases in FAMILIES.items() for run in cases["runs"]]
 
 
-@pytest.mark.parametrize(("family", "run"), RUNS, ids=lambda value: value if isinstance(value, str) else str(value["row"]))
+@pytest.mark.parametrize(
+    ("family", "run"), RUNS, ids=lambda value: value if isinstance(value, str) else str(value["row"])
+)
 def test_row_on_its_own(family: str, run: dict[str, Any]) -> None:
     draws = LoggedDraws(run["seed"])
     if run["result"] != "sample":
@@ -72,7 +74,9 @@ def test_row_on_its_own(family: str, run: dict[str, Any]) -> None:
 STREAMS = [(family, stream) for family, cases in FAMILIES.items() for stream in cases["streams"]]
 
 
-@pytest.mark.parametrize(("family", "stream"), STREAMS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("family", "stream"), STREAMS, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_stream_of_rows(family: str, stream: dict[str, Any]) -> None:
     draws = LoggedDraws(stream["seed"])
     order, place = stream["row_order"], 0

@@ -1,0 +1,285 @@
+"""The dataset that a training script sees: upstream's names over the streams of this project."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from bagel_wds.config import BagelDatasetConfig, Fidelity, GroupConfig, resolve_mapping
+from bagel_wds.errors import ConfigError, Tally
+from bagel_wds.pipeline import Run, stream_pipeline, upstream_pipeline
+from bagel_wds.rng import upstream_iter_seed
+from bagel_wds.shards import Shard, count_samples, list_shards
+from bagel_wds.streams import check_split, streams_of
+from bagel_wds.wiring import groups_of, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+RAW_KEYS = ("data_dir", "jsonl_path", "parquet_info_path", "num_files")
+"""Keys of upstream's dataset info, which speak of raw sources."""
+
+
+class PackedDataset(IterableDataset[dict[str, Any]]):
+    """Packed batches from weighted groups, without end.
+
+    Each item is one batch: upstream's dict of lists and tensors. Give it to a `torch.utils.data.DataLoader` with
+    `batch_size=1` and `collate_fn=collate_wrapper()`.
+
+    Args:
+        data_config: the settings.
+        tokenizer: a Qwen2 tokenizer that `add_special_tokens` has seen.
+        special_tokens: the ids that it returned.
+        local_rank: of this process among all (upstream's name for it).
+        world_size: number of processes.
+        num_workers: of the DataLoader.
+        expected_num_tokens, max_num_tokens_per_sample, max_num_tokens, prefer_buffer_before, max_buffer_size,
+            interpolate_pos, use_flex: as in the settings, and instead of what is there.
+        data_status: resume state in upstream's form, which this version does not take.
+        dataset_info: where the datasets lie, instead of what the settings say.
+        global_seed: of every draw; None is the settings' `data_seed`.
+
+    Attributes:
+        tally: what this process has read, packed and dropped, by group.
+
+    Raises:
+        ConfigError: if the settings cannot work; nothing is left for a worker to find out.
+    """
+
+    def __init__(
+        self,
+        data_config: BagelDatasetConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        special_tokens: Mapping[str, object],
+        local_rank: int,
+        world_size: int,
+        num_workers: int,
+        expected_num_tokens: int = 32768,
+        max_num_tokens_per_sample: int = 16384,
+        max_num_tokens: int = 36864,
+        prefer_buffer_before: int = 16384,
+        max_buffer_size: int = 50,
+        interpolate_pos: bool = False,
+        use_flex: bool = False,
+        data_status: object | None = None,
+        dataset_info: Mapping[str, object] | None = None,
+        global_seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if data_status is not None:
+            raise ConfigError(
+                "data_status is upstream's resume state, which this version does not take; pass None"
+            )
+        if not 0 <= local_rank < world_size:
+            raise ConfigError(f"rank {local_rank} is not in 0..{world_size - 1} (world_size={world_size})")
+        config = resolve(
+            replace(
+                data_config,
+                expected_num_tokens=expected_num_tokens,
+                max_num_tokens_per_sample=max_num_tokens_per_sample,
+                max_num_tokens=max_num_tokens,
+                prefer_buffer_before=prefer_buffer_before,
+                max_buffer_size=max_buffer_size,
+                interpolate_pos=interpolate_pos,
+                use_flex=use_flex,
+            )
+        )
+        if dataset_info is not None:
+            config = replace(config, dataset_info=dataset_info, dataset_info_path=None)
+        info = resolve_mapping(config.dataset_info, config.dataset_info_path, "dataset_info")
+        shards = {name: _shards_of(name, group, info) for name, group in groups_of(config).items()}
+        self.rank = local_rank
+        self.world_size = world_size
+        self.num_workers = num_workers
+        self.global_seed = global_seed
+        self.tally = Tally()
+        num_streams = config.num_streams or world_size * max(1, num_workers)
+        if config.fidelity == Fidelity.UPSTREAM and num_streams != world_size * max(1, num_workers):
+            raise ConfigError(
+                f'fidelity="upstream" has one stream a rank and worker, here {world_size * max(1, num_workers)}; '
+                f"leave num_streams={num_streams} out"
+            )
+        check_split(num_streams, world_size, num_workers)
+        self._run = Run(
+            config=config,
+            shards=shards,
+            tokenizer=tokenizer,
+            special_tokens=dict(special_tokens),
+            num_streams=num_streams,
+            draw_seed=config.data_seed if global_seed is None else global_seed,
+            order_seed=config.data_seed,
+        )
+        logger.info(
+            "rank %d of %d, %d workers, %d streams; groups: %s",
+            local_rank,
+            world_size,
+            num_workers,
+            num_streams,
+            ", ".join(
+                f"{name} ({count_samples(listed)} samples in {len(listed)} shards)"
+                for name, listed in shards.items()
+            ),
+        )
+
+    def set_epoch(self, seed: int) -> None:
+        """Order the shards by another seed than the settings' `data_seed`; call it before iteration."""
+        self._run = replace(self._run, order_seed=seed)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        hosted = streams_of(
+            self._run.num_streams,
+            rank=self.rank,
+            world_size=self.world_size,
+            worker=worker,
+            num_workers=num_workers,
+        )
+        if self._run.config.fidelity == Fidelity.UPSTREAM:
+            yield from self._upstream(hosted, worker, num_workers)
+            return
+        turns = [iter(stream_pipeline(self._run, stream, self.tally)) for stream in hosted]
+        while True:
+            for batches in turns:
+                yield next(batches)
+
+    def _upstream(self, hosted: range, worker: int, num_workers: int) -> Iterator[dict[str, Any]]:
+        if len(hosted) != 1:
+            raise ConfigError(
+                f'fidelity="upstream" was built for num_workers={self.num_workers} and the DataLoader has {num_workers}; '
+                "give both the same number"
+            )
+        seed = upstream_iter_seed(
+            self.global_seed,
+            self._run.config.data_seed,
+            rank=self.rank,
+            world_size=self.world_size,
+            worker_id=worker,
+            num_workers=num_workers,
+        )
+        yield from upstream_pipeline(self._run, hosted[0], worker, seed, self.tally)
+
+
+def _shards_of(name: str, group: GroupConfig, info: Mapping[str, object]) -> tuple[Shard, ...]:
+    """The shards of a group's datasets, in the order of `dataset_names`.
+
+    Raises:
+        ConfigError: for a dataset that the info lacks, or one that is not in shards.
+    """
+    datasets = info.get(name)
+    if not isinstance(datasets, dict):
+        raise ConfigError(f"dataset_info has no group {name!r}; it has {', '.join(map(str, info)) or 'none'}")
+    shards: list[Shard] = []
+    for dataset in group.dataset_names:
+        entry = datasets.get(dataset)
+        where = f"dataset_info[{name!r}][{dataset!r}]"
+        if not isinstance(entry, dict):
+            close = difflib.get_close_matches(dataset, map(str, datasets), n=1)
+            hint = (
+                f"did you mean {close[0]!r}?"
+                if close
+                else f"the group has {', '.join(map(str, datasets)) or 'none'}"
+            )
+            raise ConfigError(f"{where} is missing; {hint}")
+        if "shards" not in entry:
+            raw = [key for key in RAW_KEYS if key in entry]
+            hint = (
+                "run `bagel-wds convert` on it, and take the info file that it writes"
+                if raw
+                else "name its `shards:`"
+            )
+            raise ConfigError(
+                f"{where} names no shards, but {', '.join(map(str, entry)) or 'nothing'}; {hint}"
+            )
+        spec = entry["shards"]
+        if not isinstance(spec, str) and not (
+            isinstance(spec, list) and all(isinstance(part, str) for part in spec)
+        ):
+            raise ConfigError(
+                f"{where}: shards is {spec!r}; a path, a pattern or a list of them belongs there"
+            )
+        shards += list_shards(spec, dataset)
+    if count_samples(shards) == 0:
+        raise ConfigError(f"group {name!r}: its {len(shards)} shards hold no sample")
+    return tuple(shards)
+
+
+def make_bagel_multimodal_dataset(  # noqa: D417 - the fields are described where they live
+    tokenizer: PreTrainedTokenizerBase,
+    special_tokens: Mapping[str, object],
+    grouped_datasets: Mapping[str, object],
+    local_rank: int = 0,
+    world_size: int = 1,
+    num_workers: int = 4,
+    expected_num_tokens: int = 32768,
+    max_num_tokens_per_sample: int = 16384,
+    max_num_tokens: int = 36864,
+    prefer_buffer_before: int = 16384,
+    max_buffer_size: int = 50,
+    interpolate_pos: bool = False,
+    use_flex: bool = False,
+    data_status: object | None = None,
+    data_seed: int = 42,
+    text_cond_dropout_prob: float = 0.1,
+    vit_cond_dropout_prob: float = 0.4,
+    vae_cond_dropout_prob: float = 0.1,
+    vae_image_downsample: int = 16,
+    max_latent_size: int = 32,
+    vit_patch_size: int = 14,
+    max_num_patch_per_side: int = 70,
+    dataset_info: Mapping[str, object] | None = None,
+    fidelity: str = "corrected",
+) -> PackedDataset:
+    """Build a packed dataset in one call. Arguments that are not named below are fields of `BagelDatasetConfig`.
+
+    Args:
+        tokenizer: a Qwen2 tokenizer that `add_special_tokens` has seen.
+        special_tokens: the ids that it returned.
+        grouped_datasets: the mixture.
+        local_rank: of this process among all.
+        world_size: number of processes.
+        num_workers: of the DataLoader.
+        data_status: resume state in upstream's form, which this version does not take.
+        dataset_info: where each dataset of each group lies; needed.
+        fidelity: "corrected" or "upstream".
+
+    Raises:
+        ConfigError: if the settings cannot work.
+    """
+    config = BagelDatasetConfig(
+        grouped_datasets=grouped_datasets,
+        dataset_info=dataset_info,
+        expected_num_tokens=expected_num_tokens,
+        max_num_tokens_per_sample=max_num_tokens_per_sample,
+        max_num_tokens=max_num_tokens,
+        prefer_buffer_before=prefer_buffer_before,
+        max_buffer_size=max_buffer_size,
+        interpolate_pos=interpolate_pos,
+        use_flex=use_flex,
+        data_seed=data_seed,
+        text_cond_dropout_prob=text_cond_dropout_prob,
+        vit_cond_dropout_prob=vit_cond_dropout_prob,
+        vae_cond_dropout_prob=vae_cond_dropout_prob,
+        vae_image_downsample=vae_image_downsample,
+        max_latent_size=max_latent_size,
+        vit_patch_size=vit_patch_size,
+        max_num_patch_per_side=max_num_patch_per_side,
+        fidelity=fidelity,
+    )
+    return config.build(
+        tokenizer,
+        special_tokens,
+        local_rank,
+        world_size,
+        num_workers,
+        global_seed=data_seed,
+        data_status=data_status,
+    )
