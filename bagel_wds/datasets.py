@@ -15,6 +15,7 @@ from bagel_wds.pipeline import Run, stream_pipeline, upstream_pipeline
 from bagel_wds.rng import upstream_iter_seed
 from bagel_wds.shards import Shard, count_samples, list_shards
 from bagel_wds.streams import check_split, streams_of
+from bagel_wds.tokens import control_ids
 from bagel_wds.wiring import groups_of, resolve
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             config=config,
             shards=shards,
             tokenizer=tokenizer,
-            special_tokens=dict(special_tokens),
+            special_tokens=control_ids(special_tokens),
             num_streams=num_streams,
             draw_seed=config.data_seed if global_seed is None else global_seed,
             order_seed=config.data_seed,

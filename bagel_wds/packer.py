@@ -124,10 +124,10 @@ class GreedyPacker:
 
     def _drain(self) -> bool:
         """The supply has ended: take from the buffer whatever the position."""
-        if not self.buffer:
+        if not self.buffer or not self._add_if_it_fits(self.buffer[0]):
             return False
-        plan = self.buffer.popleft()
-        return self._add_if_it_fits(plan) or self._hold(plan)
+        self.buffer.popleft()
+        return True
 
     def _hold(self, plan: SamplePlan) -> bool:
         self.held.append(plan)

@@ -66,9 +66,20 @@ def is_folder(url: str | os.PathLike[str]) -> bool:
 
 
 def list_files(folder: str | os.PathLike[str]) -> list[str]:
-    """Every file under a folder, its path relative to it with forward slashes, in byte order."""
-    root = local_path(folder)
-    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    """Every file under a folder, its path relative to it with forward slashes, in the order of their code points."""
+    return sorted(_walk_files(local_path(folder), "", ()))
+
+
+def _walk_files(folder: Path, prefix: str, above: tuple[Path, ...]) -> Iterator[str]:
+    """Files under a folder, through links to folders too, but not round a ring of them."""
+    real = folder.resolve()
+    if real in above:
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _walk_files(path, f"{prefix}{path.name}/", (*above, real))
+        elif path.is_file():
+            yield prefix + path.name
 
 
 def join(folder: str | os.PathLike[str], name: str) -> str:
@@ -107,3 +118,8 @@ def write_bytes(url: str | os.PathLike[str], data: bytes) -> None:
     """Write a whole file, atomically."""
     with open_write(url) as file:
         file.write(data)
+
+
+def remove(url: str | os.PathLike[str]) -> None:
+    """Remove a file, if it is there."""
+    local_path(url).unlink(missing_ok=True)

@@ -6,7 +6,14 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bagel_wds.config import BagelDatasetConfig, Fidelity, GroupConfig, TransformConfig, parse_groups, resolve_mapping
+from bagel_wds.config import (
+    BagelDatasetConfig,
+    Fidelity,
+    GroupConfig,
+    TransformConfig,
+    parse_groups,
+    resolve_mapping,
+)
 from bagel_wds.errors import ConfigError
 from bagel_wds.layout import LayoutRules
 from bagel_wds.materialize import Normalization, ViewLoader

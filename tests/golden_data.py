@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase, Qwen2TokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bagel_wds.config import FrameConfig, TransformConfig
 from bagel_wds.rng import CallOrderDraws
 from bagel_wds.tokens import add_special_tokens
 
 if TYPE_CHECKING:
-    import torch
     from collections.abc import Sequence
+
+    import torch
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -35,8 +36,13 @@ def load_arrays(name: str) -> Any:
 
 def tokenizer() -> PreTrainedTokenizerBase:
     """The golden tokenizer, with BAGEL's tokens added."""
-    plain = Qwen2TokenizerFast.from_pretrained(str(GOLDEN / "tokenizer"))
-    return add_special_tokens(plain)[0]
+    return add_special_tokens(plain_tokenizer())[0]
+
+
+def plain_tokenizer() -> PreTrainedTokenizerBase:
+    """The golden tokenizer as it is on disk."""
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(GOLDEN / "tokenizer"))
+    return loaded
 
 
 def transform_config(args: dict[str, Any]) -> TransformConfig:

@@ -44,7 +44,9 @@ def webdataset_sample(family: str, number: int, row: dict[str, Any]) -> dict[str
     return sample
 
 
-def plan_tools(family: str, transforms: dict[str, Any], frames: dict[str, Any] | None = None) -> PlanTools:
+def plan_tools(
+    family: str, transforms: dict[Kind, dict[str, Any]], frames: dict[str, Any] | None = None
+) -> PlanTools:
     """The planner's tools under the upstream fidelity; `transforms` by kind of view."""
     return PlanTools(
         group=family,

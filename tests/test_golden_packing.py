@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from golden_data import LoggedDraws, draws_made, load_arrays, load_json
 from golden_batches import assert_batch, config_of
+from golden_data import LoggedDraws, draws_made, load_arrays, load_json
 
 from bagel_wds.materialize import materialize_pack
 from bagel_wds.mixture import MixGroup, Mixture
@@ -26,7 +26,8 @@ def plan_of(sample: dict[str, Any], config: dict[str, Any]) -> SamplePlan:
     """A prepared sample as a plan; the pixels of view n are tensor n of the sample."""
     patches = {Kind.VIT_IMAGE: config["vit_patch_size"], Kind.VAE_IMAGE: config["vae_image_downsample"]}
     texts = iter(sample["text_ids_list"])
-    segments, views = [], []
+    segments: list[Segment] = []
+    views: list[View] = []
     for entry in sample["sequence_plan"]:
         kind = Kind(entry["type"])
         common = {

@@ -77,7 +77,7 @@ def is_list_of(kind: pa.DataType, accepts: Callable[[pa.DataType], bool]) -> boo
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return any(matches(kind) for matches in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -94,12 +94,9 @@ def plain(kind: pa.DataType) -> pa.DataType:
 def json_type(kind: pa.DataType) -> pa.DataType:
     """The Arrow type to cast a column to, so that its Python values are JSON values (but for bytes)."""
     kind = plain(kind)
-    if types.is_decimal(kind) or types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
-        return pa.string()
-    if types.is_duration(kind):
-        return pa.int64()
-    if types.is_float16(kind):
-        return pa.float32()
+    for matches, target in _AS_OTHER_TYPE:
+        if matches(kind):
+            return target
     if _is_list(kind):
         return pa.large_list(json_type(kind.value_type))
     if types.is_struct(kind):
@@ -109,6 +106,16 @@ def json_type(kind: pa.DataType) -> pa.DataType:
     if types.is_interval(kind) or types.is_union(kind):
         raise pa.ArrowNotImplementedError(f"{kind} has no form in JSON")
     return kind
+
+
+_AS_OTHER_TYPE = (
+    (types.is_decimal, pa.string()),
+    (types.is_timestamp, pa.string()),
+    (types.is_date, pa.string()),
+    (types.is_time, pa.string()),
+    (types.is_duration, pa.int64()),
+    (types.is_float16, pa.float32()),
+)
 
 
 def json_value(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -34,14 +35,31 @@ READ_BYTES = 1 << 20
 """Column chunks are read by so many bytes, not whole."""
 
 
-def plan_row_groups(
-    source: Source, required: Mapping[str, ColumnRule], slice_bytes: int
-) -> list[Slice]:
+@dataclass(frozen=True)
+class ParquetLayout:
+    """What the rows of a kind look like in parquet.
+
+    Attributes:
+        columns: those that each file must have, and of which type.
+        media_columns: those that hold encoded media; every other one is a field.
+        parse: fields and media of a row, or BadSample.
+    """
+
+    columns: Mapping[str, ColumnRule]
+    media_columns: tuple[str, ...]
+    parse: Callable[[Mapping[str, Any]], ParsedRow]
+
+    def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a row: its columns that hold no media."""
+        return {name: value for name, value in row.items() if name not in self.media_columns}
+
+
+def plan_row_groups(source: Source, layout: ParquetLayout, slice_bytes: int) -> list[Slice]:
     """Cut a source into slices of consecutive row groups, over the borders of files, and check every file's schema.
 
     Args:
         source: whose files are cut up; `max_units` counts files.
-        required: columns that each file must have.
+        layout: of the files.
         slice_bytes: a slice has row groups of so many bytes in all, uncompressed; one row group may have more.
 
     Raises:
@@ -51,7 +69,7 @@ def plan_row_groups(
     pieces: list[RowGroups] = []
     held = 0
     for file in list_source_files(source, ".parquet")[: source.max_units]:
-        for group, (num_rows, num_bytes) in enumerate(_read_sizes(storage.join(source.root, file), required)):
+        for group, (num_rows, num_bytes) in enumerate(_read_sizes(storage.join(source.root, file), layout)):
             if pieces and held + num_bytes > slice_bytes:
                 slices.append(Slice(len(slices), tuple(pieces)))
                 pieces, held = [], 0
@@ -65,37 +83,33 @@ def plan_row_groups(
     return slices
 
 
-def _read_sizes(path: str, required: Mapping[str, ColumnRule]) -> list[tuple[int, int]]:
+def _read_sizes(path: str, layout: ParquetLayout) -> list[tuple[int, int]]:
     """Rows and uncompressed bytes of each row group of a file whose schema will do."""
     with _naming(path), storage.open_read(path) as file, pq.ParquetFile(file) as parquet:
-        check_schema(parquet.schema_arrow, path, required)
+        check_schema(parquet.schema_arrow, path, layout.columns)
         groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
 def read_row_groups(
-    source: Source,
-    pieces: Sequence[RowGroups],
-    media_columns: Sequence[str],
-    parse: Callable[[Mapping[str, Any]], ParsedRow],
+    source: Source, pieces: Sequence[RowGroups], layout: ParquetLayout
 ) -> Iterator[SourceSample | RejectedRow]:
     """The rows of some row groups, in order.
 
     Args:
         source: that they belong to.
         pieces: the row groups.
-        media_columns: columns whose bytes stay bytes.
-        parse: fields and media of a row, or BadSample.
+        layout: of the files.
 
     Raises:
         ConfigError: if a file cannot be read.
     """
     for piece in pieces:
-        for group, first, columns in _read_columns(storage.join(source.root, piece.file), piece, media_columns):
+        for group, first, columns in _read_columns(storage.join(source.root, piece.file), piece, layout):
             for number in range(len(next(iter(columns.values())))):
                 place = Place(piece.file, first + number, group)
                 try:
-                    fields, media = parse(_row(columns, number, media_columns))
+                    fields, media = layout.parse(_row(columns, number, layout))
                 except BadSample as bad:
                     yield RejectedRow(place, bad.reason, bad.detail)
                 else:
@@ -103,29 +117,33 @@ def read_row_groups(
 
 
 def _read_columns(
-    path: str, piece: RowGroups, media_columns: Sequence[str]
+    path: str, piece: RowGroups, layout: ParquetLayout
 ) -> Iterator[tuple[int, int, dict[str, pa.Array]]]:
     """The columns of a few rows at a time: (row group, number of the first row in it, columns by name)."""
-    with _naming(path), storage.open_read(path) as file, pq.ParquetFile(file, buffer_size=READ_BYTES) as parquet:
+    with (
+        _naming(path),
+        storage.open_read(path) as file,
+        pq.ParquetFile(file, buffer_size=READ_BYTES) as parquet,
+    ):
         for group in range(piece.first, piece.stop):
             first = 0
             for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], use_threads=False):
                 columns = {
-                    name: column if name in media_columns else column.cast(json_type(column.type))
+                    name: column if name in layout.media_columns else column.cast(json_type(column.type))
                     for name, column in zip(batch.schema.names, batch.columns, strict=True)
                 }
                 yield group, first, columns
                 first += batch.num_rows
 
 
-def _row(columns: Mapping[str, pa.Array], number: int, media_columns: Sequence[str]) -> dict[str, Any]:
+def _row(columns: Mapping[str, pa.Array], number: int, layout: ParquetLayout) -> dict[str, Any]:
     row = {}
     for name, column in columns.items():
         try:
             value = column[number].as_py()
         except UnicodeDecodeError as error:
             raise BadSample(Reason.ROW_INVALID, f"column {name!r} is no UTF-8: {error}") from error
-        row[name] = value if name in media_columns else json_value(value)
+        row[name] = value if name in layout.media_columns else json_value(value)
     return row
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bagel_wds import storage
-from bagel_wds.errors import ConfigError
+from bagel_wds.errors import BadSample, ConfigError
+from bagel_wds.images import ImageHeader, read_header
 from bagel_wds.schema import SampleKind, make_key
 
 if TYPE_CHECKING:
     from bagel_wds.errors import Reason
-    from bagel_wds.images import ImageHeader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +140,23 @@ class SourceImage:
 
     data: bytes
     header: ImageHeader
+
+
+def read_source_image(data: bytes | None, name: str) -> SourceImage:
+    """An image with its header.
+
+    Args:
+        data: the encoded bytes; null is an image of zero bytes.
+        name: of the image in its row, for the verdict.
+
+    Raises:
+        BadSample: `image_empty`, `image_unreadable` or `image_too_large`.
+    """
+    data = data or b""
+    try:
+        return SourceImage(data, read_header(data))
+    except BadSample as bad:
+        raise BadSample(bad.reason, f"{name}: {bad.detail}") from bad
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bagel_wds.images import read_header
 from bagel_wds.sources.columns import is_image, is_text
-from bagel_wds.sources.rows import Medium, ParsedRow, SourceImage
+from bagel_wds.sources.parquet import ParquetLayout
+from bagel_wds.sources.rows import Medium, ParsedRow, read_source_image
 from bagel_wds.texts import read_captions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from bagel_wds.sources.columns import ColumnRule
-
-MEDIA_COLUMNS = ("image",)
-COLUMNS: dict[str, ColumnRule] = {
-    "image": (is_image, "binary: the encoded image"),
-    "captions": (is_text, "string: a JSON object of captions"),
-}
 
 
 def parse_row(row: Mapping[str, Any]) -> ParsedRow:
@@ -27,8 +19,16 @@ def parse_row(row: Mapping[str, Any]) -> ParsedRow:
     Raises:
         BadSample: for an image without a sound header, or captions that are no object of strings.
     """
-    fields = {name: value for name, value in row.items() if name not in MEDIA_COLUMNS}
-    data = row["image"] or b""
-    image = SourceImage(data, read_header(data))
+    fields = LAYOUT.fields(row)
     read_captions(fields)
-    return fields, (Medium((image,)),)
+    return fields, (Medium((read_source_image(row["image"], "image"),)),)
+
+
+LAYOUT = ParquetLayout(
+    columns={
+        "image": (is_image, "binary: the encoded image"),
+        "captions": (is_text, "string: a JSON object of captions"),
+    },
+    media_columns=("image",),
+    parse=parse_row,
+)

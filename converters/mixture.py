@@ -1,0 +1,198 @@
+"""All datasets of a mixture file to shards, and the dataset info that points at them."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import yaml
+
+from bagel_wds import storage
+from bagel_wds.config import GroupConfig, load_mapping, parse_groups, validate
+from bagel_wds.errors import ConfigError
+from bagel_wds.schema import SampleKind
+from bagel_wds.sources import Source
+
+from .convert import ConversionPlan, ConversionSummary, plan_conversion, run_conversion
+from .output import check_name
+from .progress import no_report
+from .settings import ShardSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .progress import Report
+
+INFO_NAME = "dataset_info.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoEntry:
+    """One dataset of a dataset info: where it lies.
+
+    Attributes:
+        data_dir: folder of the parquet files; of vlm, the one that media paths are relative to.
+        jsonl_path: of vlm, the conversations.
+        parquet_info_path: upstream's list of row groups. Not used: they are read from the files themselves.
+        num_files, num_total_samples: upstream's counts. Not used: what there is is counted.
+        shards: a dataset that is shards already; it is passed on as it is.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    data_dir: str | None = None
+    jsonl_path: str | None = None
+    parquet_info_path: str | None = None
+    num_files: int | None = None
+    num_total_samples: int | None = None
+    shards: str | list[str] | None = None
+
+
+@dataclass(frozen=True)
+class MixtureSummary:
+    """What the conversion of a mixture did.
+
+    Attributes:
+        datasets: what was converted, in the order of the mixture file.
+        info_path: of the new dataset info.
+    """
+
+    datasets: tuple[ConversionSummary, ...]
+    info_path: str
+
+
+def convert_mixture(
+    config_path: str,
+    info_path: str,
+    out: str,
+    *,
+    settings: ShardSettings | None = None,
+    processes: int = 1,
+    overwrite: bool = False,
+    report: Report = no_report,
+) -> MixtureSummary:
+    """Convert each dataset that a mixture file names to `OUT/GROUP/NAME/`, and write `OUT/dataset_info.yaml`.
+
+    `num_used_data`, `shuffle_lines` and `shuffle_seed` of a group apply here, once; the shards hold what they leave.
+    Everything is checked before the first dataset is converted.
+
+    Args:
+        config_path: the mixture file, YAML or JSON.
+        info_path: the dataset info that goes with it.
+        out: folder to write to.
+        settings: how shards are cut.
+        processes: how many slices are converted at a time.
+        overwrite: replace datasets that lie there.
+        report: told how far each dataset is.
+
+    Raises:
+        ConfigError: if one of the files, a source or the folder will not do.
+        ShardError: if a slice failed.
+    """
+    target = storage.local_path(storage.join(out, INFO_NAME)).absolute()
+    if target.exists() and (not overwrite or target.samefile(storage.local_path(info_path))):
+        raise ConfigError(
+            f"{target} is there already; pass --overwrite to replace it, or give another folder"
+            if not overwrite
+            else f"{target} is the dataset info that is read; give another folder"
+        )
+    groups = parse_groups(load_mapping(config_path))
+    info = load_mapping(info_path)
+    new_info: dict[str, dict[str, Any]] = {group: {} for group in groups}
+    plans: dict[tuple[str, str], ConversionPlan] = {}
+    for group, name, max_units in _datasets(groups):
+        where = f"{info_path}: {group}.{name}"
+        entry = _parse_entry(info, group, name, where)
+        if entry.shards is not None:
+            new_info[group][name] = _pass_on(entry)
+            continue
+        source = _source(group, groups[group], name, entry, storage.parent(info_path))
+        plans[group, name] = plan_conversion(
+            replace(source, max_units=max_units),
+            storage.join(storage.join(out, check_name(group)), name),
+            settings=settings or ShardSettings(),
+            overwrite=overwrite,
+        )
+        new_info[group][name] = {}
+    summaries = []
+    for (group, name), plan in plans.items():
+        summary = run_conversion(plan, processes=processes, report=report)
+        manifest = storage.local_path(summary.manifest).absolute()
+        new_info[group][name] |= {"shards": str(manifest), "num_total_samples": summary.counts.written}
+        summaries.append(summary)
+    text = yaml.safe_dump(new_info, sort_keys=False, allow_unicode=True)
+    storage.write_bytes(target, text.encode())
+    return MixtureSummary(tuple(summaries), str(target))
+
+
+def _datasets(groups: Mapping[str, GroupConfig]) -> Iterator[tuple[str, str, int | None]]:
+    """(group, dataset, cap) of each dataset, once; one that a group names twice is mixed twice, not converted twice.
+
+    Raises:
+        ConfigError: if a group names a dataset twice, under different caps.
+    """
+    for group, config in groups.items():
+        caps: dict[str, int | None] = {}
+        for name, cap in zip(
+            config.dataset_names, config.num_used_data or [None] * len(config.dataset_names), strict=True
+        ):
+            if caps.setdefault(name, cap) != cap:
+                raise ConfigError(
+                    f"group {group!r} names {name!r} twice, with num_used_data {caps[name]} and {cap}; give one value"
+                )
+        yield from ((group, name, cap) for name, cap in caps.items())
+
+
+def _parse_entry(info: Mapping[str, Any], group: str, name: str, where: str) -> InfoEntry:
+    entries = info.get(group)
+    if not isinstance(entries, dict) or name not in entries:
+        known = [f"{key}.{item}" for key, value in info.items() if isinstance(value, dict) for item in value]
+        close = difflib.get_close_matches(f"{group}.{name}", known, n=1)
+        raise ConfigError(
+            f"{where} is not there; "
+            + (f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}")
+        )
+    return validate(InfoEntry, entries[name], where)
+
+
+def _pass_on(entry: InfoEntry) -> dict[str, Any]:
+    total = {} if entry.num_total_samples is None else {"num_total_samples": entry.num_total_samples}
+    return {"shards": entry.shards, **total}
+
+
+def _source(group: str, config: GroupConfig, name: str, entry: InfoEntry, info_folder: str) -> Source:
+    """The source that an entry describes.
+
+    Raises:
+        ConfigError: if the entry lacks a path, or one leads nowhere.
+    """
+    kind: SampleKind | None = config.recipe
+    assert kind is not None, "parse_groups sets it"  # noqa: S101
+    wanted = "jsonl_path" if kind == "vlm" else "data_dir"
+    if not getattr(entry, wanted):
+        raise ConfigError(f"{group}.{name}: {wanted} is missing; a {kind} dataset is found by it")
+
+    def find(key: str) -> str | None:
+        path = getattr(entry, key)
+        return _find(path, info_folder, f"{group}.{name}: {key}") if path else None
+
+    data_dir = find("data_dir")
+    return Source(
+        kind=kind,
+        name=name,
+        path=find(wanted) or "",
+        media_root=data_dir if kind == "vlm" else None,
+        shuffle_lines=config.shuffle_lines,
+        shuffle_seed=config.shuffle_seed,
+    )
+
+
+def _find(path: str, info_folder: str, where: str) -> str:
+    """A path of the dataset info: relative to the current folder, as upstream takes it, or else to the info's own."""
+    beside_info = storage.join(info_folder, path)
+    for candidate in (path, beside_info):
+        if storage.exists(candidate):
+            return candidate
+    tried = path if beside_info == path else f"{path} (nor {beside_info})"
+    raise ConfigError(f"{where}: there is no {tried}")
