@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint types imports check format clean
 
 demo: $(READY)  ## draw a corpus, convert it, stream it
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.demo
 
 test: $(READY)  ## the whole suite
 	$(BIN)/python -m pytest

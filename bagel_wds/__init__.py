@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bagel_wds import stages
+    from bagel_wds.attention import prepare_attention_mask_per_sample
     from bagel_wds.batch import SimpleCustomBatch, bagel_packed_collate_fn, collate_wrapper
     from bagel_wds.config import BagelDatasetConfig, DataConfig
     from bagel_wds.datasets import PackedDataset, make_bagel_multimodal_dataset
     from bagel_wds.errors import BadSample, ConfigError, NoUsableSampleError, Reason, ShardError, Tally
     from bagel_wds.images import pil_img2rgb
-    from bagel_wds.layout import (
+    from bagel_wds.layout import len2weight
+    from bagel_wds.pixels import patchify
+    from bagel_wds.positions import (
         get_flattened_position_ids_extrapolate,
         get_flattened_position_ids_interpolate,
-        len2weight,
-        patchify,
-        prepare_attention_mask_per_sample,
     )
     from bagel_wds.tokens import add_special_tokens
     from bagel_wds.transforms import ImageTransform, MaxLongEdgeMinShortEdgeResize
@@ -37,13 +37,10 @@ _HOMES = {
     "datasets": ("PackedDataset", "make_bagel_multimodal_dataset"),
     "errors": ("BadSample", "ConfigError", "NoUsableSampleError", "Reason", "ShardError", "Tally"),
     "images": ("pil_img2rgb",),
-    "layout": (
-        "get_flattened_position_ids_extrapolate",
-        "get_flattened_position_ids_interpolate",
-        "len2weight",
-        "patchify",
-        "prepare_attention_mask_per_sample",
-    ),
+    "attention": ("prepare_attention_mask_per_sample",),
+    "layout": ("len2weight",),
+    "pixels": ("patchify",),
+    "positions": ("get_flattened_position_ids_extrapolate", "get_flattened_position_ids_interpolate"),
     "tokens": ("add_special_tokens",),
     "transforms": ("ImageTransform", "MaxLongEdgeMinShortEdgeResize"),
 }

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bagel_wds.attention import prepare_attention_mask_per_sample
 from bagel_wds.errors import ConfigError
 from bagel_wds.geometry import patch_grid
+from bagel_wds.positions import (
+    get_flattened_position_ids_extrapolate,
+    get_flattened_position_ids_interpolate,
+)
 from bagel_wds.records import Kind, SamplePlan, Segment
 
 if TYPE_CHECKING:
@@ -265,47 +269,6 @@ def _positions(
     return get_flattened_position_ids_extrapolate(*size_hw, patch, side)
 
 
-def get_flattened_position_ids_extrapolate(
-    img_h: int, img_w: int, patch_size: int, max_num_patches_per_side: int
-) -> torch.Tensor:
-    """Position ids of an image's patches by grid: row * side + column, int64 (rows * columns,), in raster order."""
-    rows, columns = patch_grid((img_h, img_w), patch_size)
-    return (torch.arange(rows)[:, None] * max_num_patches_per_side + torch.arange(columns)).flatten()
-
-
-def get_flattened_position_ids_interpolate(
-    img_h: int, img_w: int, patch_size: int, max_num_patches_per_side: int
-) -> torch.Tensor:
-    """Position ids of an image's patches, its grid stretched over the whole table: int64 (rows * columns,)."""
-    rows, columns = patch_grid((img_h, img_w), patch_size)
-    side = max_num_patches_per_side
-    return (_stretched(rows, side)[:, None] * side + _stretched(columns, side)).flatten()
-
-
-@lru_cache(maxsize=1024)
-def _stretched(count: int, side: int) -> torch.Tensor:
-    """Which of `side` equal buckets each of `count` patches falls into, int64 (count,).
-
-    Both grids are float32, as upstream's are: its rounding decides at the borders of buckets.
-    """
-    borders = torch.arange(1 / side, 1.0, 1 / side)
-    return torch.bucketize(torch.arange(0, 1 - 1e-6, 1 / count), borders, right=True)
-
-
-def patchify(image: torch.Tensor, patch_size: int) -> torch.Tensor:
-    """Cut an image (C, H, W) into patches (H/p * W/p, p*p*C): raster order; inside, row, column, channel.
-
-    Raises:
-        AssertionError: if `patch_size` does not divide both edges (upstream's error).
-    """
-    channels, height, width = image.shape
-    if height % patch_size or width % patch_size:
-        raise AssertionError(f"patch_size={patch_size} does not divide an image of {height}x{width}")
-    grid = image.reshape(channels, height // patch_size, patch_size, width // patch_size, patch_size)
-    # (C, rows, p, columns, p) -> (rows, columns, p, p, C)
-    return grid.permute(1, 3, 2, 4, 0).reshape(-1, patch_size * patch_size * channels)
-
-
 def len2weight(x: int, loss_reduction: str = "square") -> float:
     """The loss weight of one token in a text of `x`: 1 ("token"), 1/x ("sample") or 1/sqrt(x) ("square").
 
@@ -321,54 +284,3 @@ def len2weight(x: int, loss_reduction: str = "square") -> float:
     if loss_reduction == "square":
         return 1 / math.sqrt(x)
     raise NotImplementedError(f"loss_reduction={loss_reduction!r} is none of 'token', 'sample', 'square'")
-
-
-def prepare_attention_mask_per_sample(
-    split_lens: Sequence[int], attn_modes: Sequence[str], device: str | torch.device = "cpu"
-) -> torch.Tensor:
-    """The additive attention mask of one sample: float32 (n, n), 0 where a query (row) sees a key, else -inf.
-
-    Args:
-        split_lens: tokens of each split; n is their sum.
-        attn_modes: of each split: "causal" sees itself backwards, "full" and "noise" see all of themselves; all see
-            earlier splits, but nobody sees a noise split from outside it.
-        device: of the result.
-    """
-    total = sum(split_lens)
-    visible = visible_pairs([total], split_lens, attn_modes, device)
-    return torch.zeros((total, total), device=device).masked_fill_(~visible, -math.inf)
-
-
-def visible_pairs(
-    sample_lens: Sequence[int],
-    split_lens: Sequence[int],
-    attn_modes: Sequence[str],
-    device: str | torch.device = "cpu",
-) -> torch.Tensor:
-    """Who sees whom in a packed sequence: bool (n, n), [query, key], n the sum of `sample_lens`.
-
-    What `split_lens` and `attn_modes` of a flex batch mean, as a dense mask: the rule of
-    `prepare_attention_mask_per_sample`, and a query sees only its own sample.
-    """
-    total = sum(sample_lens)
-    visible = torch.zeros((total, total), dtype=torch.bool, device=device)
-    start = 0
-    # strict=False: upstream's lists may differ in length, and then the tail of the longer one counts for nothing.
-    splits = []
-    for length, mode in zip(split_lens, attn_modes, strict=False):
-        end = start + length
-        visible[start:end, : start if mode == "causal" else end] = True
-        if mode == "causal":
-            visible[start:end, start:end] = torch.ones(
-                (length, length), dtype=torch.bool, device=device
-            ).tril_()
-        splits.append((start, end, mode))
-        start = end
-    for start, end, mode in splits:
-        if mode == "noise":
-            visible[:start, start:end] = False
-            visible[end:, start:end] = False
-    sample = torch.repeat_interleave(
-        torch.arange(len(sample_lens)), torch.tensor(sample_lens, dtype=torch.int64)
-    )
-    return visible & (sample[:, None] == sample[None, :]).to(device)

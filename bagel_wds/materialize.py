@@ -9,8 +9,8 @@ import torch
 
 from bagel_wds import images
 from bagel_wds.errors import BadSample
-from bagel_wds.layout import KEY_ORDER, LayoutRules, lay_out, patchify
-from bagel_wds.pixels import to_tensor
+from bagel_wds.layout import KEY_ORDER, LayoutRules, lay_out
+from bagel_wds.pixels import patchify, to_tensor
 from bagel_wds.records import Kind, Pack, SamplePlan, View
 
 if TYPE_CHECKING:

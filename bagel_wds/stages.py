@@ -29,7 +29,6 @@ that the stages share; without one, they are only logged.
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,8 @@ from bagel_wds import reader
 from bagel_wds.batch import SimpleCustomBatch
 from bagel_wds.config import Fidelity
 from bagel_wds.decode import decode_sample
-from bagel_wds.errors import BadSample, ConfigError, NoUsableSampleError, Reason, Tally
+from bagel_wds.drops import Drops
+from bagel_wds.errors import BadSample, ConfigError, Reason, Tally
 from bagel_wds.materialize import materialize_pack
 from bagel_wds.mixture import MixGroup, Mixture
 from bagel_wds.packer import GreedyPacker, UpstreamPacker
@@ -69,58 +69,6 @@ if TYPE_CHECKING:
     from bagel_wds.planners import DropoutRates, Planner, PlanTools
 
     Sample = dict[str, Any]
-
-logger = logging.getLogger(__name__)
-
-
-class _Drops:
-    """Counts dropped samples of a group, tells of them, and stops a run that drops everything.
-
-    Args:
-        group: name of the group.
-        tally: where they are counted.
-        group_size: so many drops in a row are a whole epoch without a usable sample; None if it is not known, and
-            then two epochs without one are.
-    """
-
-    def __init__(self, group: str, tally: Tally | None, group_size: int | None = None) -> None:
-        self._group = group
-        self._tally = Tally() if tally is None else tally
-        self._group_size = group_size
-        self._in_a_row = 0
-        self._since_epoch: int | None = None
-
-    def good(self) -> None:
-        """A sample was usable."""
-        self._in_a_row, self._since_epoch = 0, None
-
-    def drop(self, key: str, bad: BadSample, ref: SampleRef | None = None) -> None:
-        """Count a sample that was not.
-
-        Raises:
-            NoUsableSampleError: if that was the last of a whole epoch's worth.
-        """
-        times = self._tally.drop(self._group, bad.reason)
-        if times in (1, 10, 100) or times % 1000 == 0:
-            logger.warning(
-                "group %r: %d dropped as %s; now %s: %s", self._group, times, bad.reason, key, bad.detail
-            )
-        self._in_a_row += 1
-        epoch = ref.epoch if ref else 0
-        self._since_epoch = epoch if self._since_epoch is None else self._since_epoch
-        whole_epoch = (
-            self._in_a_row >= self._group_size
-            if self._group_size is not None
-            else epoch >= self._since_epoch + 2
-        )
-        if whole_epoch:
-            reasons = ", ".join(
-                f"{reason} {count}" for reason, count in self._tally.drops(self._group).items()
-            )
-            raise NoUsableSampleError(
-                f"group {self._group!r}: no usable sample in a whole epoch; dropped so far: {reasons}; the last was "
-                f"{key}: {bad.detail}"
-            )
 
 
 def shards(
@@ -194,7 +142,7 @@ def _decode(
     samples: Iterable[Sample], *, upright: bool, group: str, tally: Tally | None, group_size: int | None
 ) -> Iterator[RawSample]:
     tally = Tally() if tally is None else tally
-    drops = _Drops(group, tally, group_size)
+    drops = Drops(group, tally, group_size)
     for sample in samples:
         tally[group, "read"] += 1
         try:
@@ -277,7 +225,7 @@ def _plan(
     tally: Tally | None,
     group_size: int | None,
 ) -> Iterator[SamplePlan]:
-    drops = _Drops(tools.group, tally, group_size)
+    drops = Drops(tools.group, tally, group_size)
     for sample in samples:
         try:
             if draws is None:
@@ -407,10 +355,10 @@ def _materialize(
     packs: Iterable[Pack], *, rules: LayoutRules, load: ViewLoader, tally: Tally | None
 ) -> Iterator[dict[str, Any]]:
     tally = Tally() if tally is None else tally
-    drops: dict[str, _Drops] = {}
+    drops: dict[str, Drops] = {}
 
     def on_bad(planned: SamplePlan, bad: BadSample) -> None:
-        drops.setdefault(planned.group, _Drops(planned.group, tally)).drop(planned.key, bad, planned.ref)
+        drops.setdefault(planned.group, Drops(planned.group, tally)).drop(planned.key, bad, planned.ref)
 
     for pack_ in packs:
         batch = materialize_pack(pack_, rules, load, on_bad)

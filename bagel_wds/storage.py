@@ -65,6 +65,11 @@ def is_folder(url: str | os.PathLike[str]) -> bool:
     return local_path(url).is_dir()
 
 
+def size(url: str | os.PathLike[str]) -> int:
+    """Bytes of a file."""
+    return local_path(url).stat().st_size
+
+
 def list_files(folder: str | os.PathLike[str]) -> list[str]:
     """Every file under a folder, its path relative to it with forward slashes, in the order of their code points."""
     return sorted(_walk_files(local_path(folder), "", ()))

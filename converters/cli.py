@@ -45,17 +45,17 @@ def convert(
     config: Annotated[str | None, typer.Option(help="Mixture file: convert each dataset it names.")] = None,
     info: Annotated[str | None, typer.Option(help="Dataset info that goes with the mixture file.")] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the dataset and its shards. [default: the source's]")
+        str | None, typer.Option(help="Of the dataset and its shards; else as the source is called.")
     ] = None,
     media_root: Annotated[
         str | None,
-        typer.Option(help="What the media paths of vlm are relative to. [default: the JSONL's folder]"),
+        typer.Option(help="What the media paths of vlm are relative to; else the JSONL's folder."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Work at a time. [default: the number of CPUs]")
+        int | None, typer.Option(min=1, help="How many work at a time; else one a CPU.")
     ] = None,
-    shard_size: Annotated[str, typer.Option(help="Bytes a shard at most.")] = "256MiB",
-    shard_samples: Annotated[int, typer.Option(min=1, help="Samples a shard at most.")] = 10_000,
+    shard_size: Annotated[str, typer.Option(help="Bytes of a shard at most.")] = "256MiB",
+    shard_samples: Annotated[int, typer.Option(min=1, help="Samples of a shard at most.")] = 10_000,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a converted dataset.")] = False,
 ) -> None:
     """Convert parquet or JSON lines in BAGEL's layouts to WebDataset shards.
@@ -112,7 +112,7 @@ def _read_places(places: list[str], name: str | None, media_root: str | None) ->
 def print_summaries(summaries: Iterable[ConversionSummary]) -> None:
     """Print what became of each dataset's rows, and where the rows left out are listed."""
     table = Table("dataset", "kind", title="Converted", title_justify="left")
-    for heading in ("read", "written", "left out", "shards", "size"):
+    for heading in ("read", "written", "quarantined", "shards", "size"):
         table.add_column(heading, justify="right")
     table.add_column("reasons", overflow="fold")
     notes = []
@@ -127,7 +127,7 @@ def print_summaries(summaries: Iterable[ConversionSummary]) -> None:
             reasons,
         )
         if counts.quarantined:
-            notes.append(f"left out: {storage.join(storage.parent(summary.manifest), QUARANTINE_NAME)}")
-    Console().print(table)
+            notes.append(f"quarantined: {storage.join(storage.parent(summary.manifest), QUARANTINE_NAME)}")
+    Console(markup=False).print(table)
     for note in notes:
         typer.echo(note)

@@ -11,7 +11,6 @@ import yaml
 from bagel_wds import storage
 from bagel_wds.config import GroupConfig, load_mapping, parse_groups, validate
 from bagel_wds.errors import ConfigError
-from bagel_wds.schema import SampleKind
 from bagel_wds.sources import Source
 
 from .convert import ConversionPlan, ConversionSummary, plan_conversion, run_conversion
@@ -21,6 +20,8 @@ from .settings import ShardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from bagel_wds.schema import SampleKind
 
     from .progress import Report
 

@@ -68,7 +68,9 @@ def progress_bar() -> Iterator[Report]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("rows, {task.fields[written]}, {task.fields[rate]}, {task.fields[quarantined]} left out"),
+        TextColumn(
+            "rows, {task.fields[written]}, {task.fields[rate]}, {task.fields[quarantined]} quarantined"
+        ),
         TimeRemainingColumn(),
     )
     tasks = {}

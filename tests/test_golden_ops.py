@@ -23,17 +23,12 @@ from golden_data import (
 from PIL import Image
 
 from bagel_wds import images
+from bagel_wds.attention import prepare_attention_mask_per_sample, visible_pairs
 from bagel_wds.frames import frame_indices
 from bagel_wds.geometry import ResizeRule
-from bagel_wds.layout import (
-    get_flattened_position_ids_extrapolate,
-    get_flattened_position_ids_interpolate,
-    len2weight,
-    patchify,
-    prepare_attention_mask_per_sample,
-    visible_pairs,
-)
-from bagel_wds.pixels import to_tensor
+from bagel_wds.layout import len2weight
+from bagel_wds.pixels import patchify, to_tensor
+from bagel_wds.positions import get_flattened_position_ids_extrapolate, get_flattened_position_ids_interpolate
 from bagel_wds.rng import upstream_iter_seed
 from bagel_wds.tokens import TextEncoder, add_special_tokens
 from bagel_wds.transforms import ImageTransform

@@ -12,7 +12,7 @@ from shard_factory import SPECIAL_TOKENS, foreign_info, small_config
 from torch.utils.data import DataLoader
 
 from bagel_wds import SimpleCustomBatch, collate_wrapper
-from bagel_wds.layout import prepare_attention_mask_per_sample, visible_pairs
+from bagel_wds.attention import prepare_attention_mask_per_sample, visible_pairs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import orjson
-
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.planners.build import PlanBuilder, PlanTools
 from bagel_wds.records import Kind, RawSample, SamplePlan
+from bagel_wds.texts import read_captions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bagel_wds.rng import Draws
 
 
@@ -33,25 +30,3 @@ def plan_t2i(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
     plan.text(captions[draws.choice(len(captions), "caption")] if captions else " ", cfg=True)
     plan.segment(Kind.VAE_IMAGE, target, loss=True)
     return plan.build()
-
-
-def read_captions(fields: Mapping[str, object]) -> list[str]:
-    """The captions of a row, in the order of the file: an object of strings, or its JSON text.
-
-    Raises:
-        BadSample: for anything else.
-    """
-    captions = fields.get("captions")
-    if isinstance(captions, str | bytes):
-        try:
-            captions = orjson.loads(captions)
-        except orjson.JSONDecodeError as error:
-            raise BadSample(Reason.CAPTIONS_INVALID, f"no JSON: {error}") from error
-    if not isinstance(captions, dict):
-        raise BadSample(Reason.CAPTIONS_INVALID, f"captions are {type(captions).__name__}, not an object")
-    for name, caption in captions.items():
-        if not isinstance(caption, str):
-            raise BadSample(
-                Reason.CAPTIONS_INVALID, f"caption {name!r} is {type(caption).__name__}, not a string"
-            )
-    return list(captions.values())

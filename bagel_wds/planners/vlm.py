@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.planners.build import PlanBuilder, PlanTools
 from bagel_wds.records import Kind, RawSample, SamplePlan
+from bagel_wds.texts import Turn, read_turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
 IMAGE_TAG = "<image>"
 VIDEO_TAG = "<video>"
 _TAGS = re.compile(f"({IMAGE_TAG}|{VIDEO_TAG})")
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn of a conversation."""
-
-    speaker: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -74,44 +67,22 @@ def plan_vlm(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
 def named_media(fields: Mapping[str, object]) -> list[str] | None:
     """The media that a row names, in order: `image` (a path, or a list of them), else `video`. None if it says nothing.
 
-    An empty string, null and "None" name no image.
+    An empty string, null and "None" name no medium.
     """
-    for name in ("image", "video"):
-        if name in fields:
-            value = fields[name]
-            paths = value if isinstance(value, list) else [value]
-            return [path for path in paths if isinstance(path, str) and path not in ("", "None")]
-    return None
+    said = [_paths(fields[name]) for name in ("image", "video") if name in fields]
+    return next(filter(None, said), []) if said else None
+
+
+def _paths(value: object) -> list[str]:
+    paths = value if isinstance(value, list) else [value]
+    return [path for path in paths if isinstance(path, str) and path not in ("", "None")]
 
 
 def _check_media(sample: RawSample) -> None:
     named = named_media(sample.fields)
     if named is not None and len(named) != len(sample.media):
-        reason = Reason.VIDEO_MISSING if "image" not in sample.fields else Reason.IMAGE_MISSING
+        reason = Reason.IMAGE_MISSING if sample.fields.get("image") else Reason.VIDEO_MISSING
         raise BadSample(reason, f"the row names {len(named)} media, the sample has {len(sample.media)}")
-
-
-def read_turns(fields: Mapping[str, object]) -> list[Turn]:
-    """The turns of a row in LLaVA's form: `conversations`, each with `from` and `value`.
-
-    Raises:
-        BadSample: for anything else.
-    """
-    conversations = fields.get("conversations")
-    if not isinstance(conversations, list):
-        raise BadSample(
-            Reason.CONVERSATIONS_INVALID, f"conversations are {type(conversations).__name__}, not a list"
-        )
-    turns = []
-    for i, turn in enumerate(conversations):
-        if (
-            not isinstance(turn, dict)
-            or not isinstance(turn.get("from"), str)
-            or not isinstance(turn.get("value"), str)
-        ):
-            raise BadSample(Reason.CONVERSATIONS_INVALID, f"turn {i} has no `from` and `value` strings")
-        turns.append(Turn(turn["from"], turn["value"]))
-    return turns
 
 
 def _pictures(sample: RawSample, medium: int, tools: PlanTools, draws: Draws) -> list[tuple[int, int]]:

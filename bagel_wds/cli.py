@@ -1,0 +1,124 @@
+"""The command `bagel-wds`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+
+from bagel_wds.console import clean_errors, format_size
+from bagel_wds.converters.cli import convert
+from bagel_wds.errors import BadSample
+from bagel_wds.images import read_header
+from bagel_wds.schema import IMAGE_EXTENSIONS, media_fields
+from bagel_wds.show import Contents, Holding, find_holdings, find_sample, look_into
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+app = typer.Typer(
+    name="bagel-wds",
+    help="Convert and inspect training data for BAGEL-style multimodal models.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+app.command()(convert)
+
+
+@app.command()
+def show(
+    path: Annotated[
+        str, typer.Argument(help="A tar, a folder or manifest of a dataset, or a dataset info file.")
+    ],
+    key: Annotated[str | None, typer.Option(help="Print the sample of this key in full.")] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Look into so many samples of a dataset; 0 looks into all.")
+    ] = 10_000,
+) -> None:
+    """Print what a shard or a dataset holds."""
+    with clean_errors():
+        holdings = find_holdings(path)
+        if key is not None:
+            _print_sample(find_sample(holdings, key))
+            return
+        for holding in holdings:
+            _print_holding(holding, look_into(holding, samples or None))
+
+
+def _print_holding(holding: Holding, contents: Contents) -> None:
+    typer.echo(holding.name)
+    for label, value in _lines(holding, contents):
+        typer.echo(f"  {label:<13}{value}")
+
+
+def _lines(holding: Holding, contents: Contents) -> Iterable[tuple[str, str]]:
+    """The rows of what is printed of a dataset: (label, value)."""
+    counts = None if holding.manifest is None else holding.manifest.counts
+    known = [shard.samples for shard in holding.shards if shard.samples is not None]
+    total = sum(known) if len(known) == len(holding.shards) else None
+    yield "shards", f"{len(holding.shards)}, {format_size(holding.num_bytes)}"
+    if total is not None:
+        yield "samples", str(total)
+    if counts is not None:
+        reasons = f": {_counted(counts.reasons)}" if counts.reasons else ""
+        yield "quarantined", f"{counts.quarantined} of {counts.read} rows{reasons}"
+    partly = total is not None and contents.samples < total
+    yield "looked into", f"{'the first ' if partly else ''}{contents.samples} samples"
+    yield "kinds", _counted(contents.kinds)
+    yield "media", _media(contents)
+    if contents.texts:
+        yield "texts", _counted(contents.texts)
+    yield "bytes", f"{format_size(contents.media_bytes)} media, {format_size(contents.json_bytes)} JSON"
+    if contents.faults:
+        yield "faults", _counted(contents.faults)
+
+
+def _media(contents: Contents) -> str:
+    if not contents.files:
+        return "none"
+    least, most = min(contents.media), max(contents.media)
+    parts = [_counted(contents.files), f"{least}{'' if least == most else f' to {most}'} a sample"]
+    if contents.clips:
+        parts.append(f"{contents.clips} clips")
+    if contents.smallest_hw and contents.largest_hw:
+        parts.append(f"{_size(contents.smallest_hw)} to {_size(contents.largest_hw)} (height x width)")
+    return "; ".join(parts)
+
+
+def _counted(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+
+
+def _size(size_hw: tuple[int, int]) -> str:
+    return f"{size_hw[0]}x{size_hw[1]}"
+
+
+def _print_sample(sample: Mapping[str, Any]) -> None:
+    typer.echo(f"{sample['__key__']} in {sample['__url__']}")
+    text = sample.get("json")
+    if text is None:
+        typer.echo("no json member")
+    else:
+        typer.echo(_pretty(text))
+    for _, names in media_fields(sample):
+        for name in names:
+            typer.echo(f"{name}: {len(sample[name])} bytes{_describe(name, sample[name])}")
+
+
+def _pretty(text: bytes) -> str:
+    try:
+        return orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
+    except orjson.JSONDecodeError as error:
+        return f"broken JSON ({error}): {text[:200]!r}"
+
+
+def _describe(name: str, data: bytes) -> str:
+    if name.rpartition(".")[2] not in IMAGE_EXTENSIONS:
+        return ""
+    try:
+        header = read_header(data)
+    except BadSample as bad:
+        return f", {bad}"
+    turned = f", orientation {header.orientation}" if header.orientation != 1 else ""
+    return f", {header.ext}, {_size(header.size_hw)} (height x width){turned}"

@@ -1,0 +1,63 @@
+"""Samples that are left out of a run: counted, told of, and never all of them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from bagel_wds.errors import BadSample, NoUsableSampleError, Tally
+
+if TYPE_CHECKING:
+    from bagel_wds.records import SampleRef
+
+logger = logging.getLogger(__name__)
+
+
+class Drops:
+    """Counts dropped samples of a group, tells of them, and stops a run that drops everything.
+
+    Args:
+        group: name of the group.
+        tally: where they are counted.
+        group_size: so many drops in a row are a whole epoch without a usable sample; None if it is not known, and
+            then two epochs without one are.
+    """
+
+    def __init__(self, group: str, tally: Tally | None, group_size: int | None = None) -> None:
+        self._group = group
+        self._tally = Tally() if tally is None else tally
+        self._group_size = group_size
+        self._in_a_row = 0
+        self._since_epoch: int | None = None
+
+    def good(self) -> None:
+        """A sample was usable."""
+        self._in_a_row, self._since_epoch = 0, None
+
+    def drop(self, key: str, bad: BadSample, ref: SampleRef | None = None) -> None:
+        """Count a sample that was not.
+
+        Raises:
+            NoUsableSampleError: if that was the last of a whole epoch's worth.
+        """
+        times = self._tally.drop(self._group, bad.reason)
+        if times in (1, 10, 100) or times % 1000 == 0:
+            logger.warning(
+                "group %r: %d dropped as %s; now %s: %s", self._group, times, bad.reason, key, bad.detail
+            )
+        self._in_a_row += 1
+        epoch = ref.epoch if ref else 0
+        self._since_epoch = epoch if self._since_epoch is None else self._since_epoch
+        whole_epoch = (
+            self._in_a_row >= self._group_size
+            if self._group_size is not None
+            else epoch >= self._since_epoch + 2
+        )
+        if whole_epoch:
+            reasons = ", ".join(
+                f"{reason} {count}" for reason, count in self._tally.drops(self._group).items()
+            )
+            raise NoUsableSampleError(
+                f"group {self._group!r}: no usable sample in a whole epoch; dropped so far: {reasons}; the last was "
+                f"{key}: {bad.detail}"
+            )
