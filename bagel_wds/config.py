@@ -291,7 +291,7 @@ class BagelDatasetConfig:
         for name in ("expected_num_tokens", "max_num_tokens_per_sample", "max_num_tokens", "shuffle_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.expected_num_tokens > self.max_num_tokens:
+        if self.expected_num_tokens > self.max_num_tokens and self.fidelity == Fidelity.CORRECTED:
             raise ConfigError(
                 f"expected_num_tokens={self.expected_num_tokens} is above max_num_tokens={self.max_num_tokens}: "
                 "a pack would never be full; lower the first or raise the second"

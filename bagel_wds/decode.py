@@ -30,7 +30,9 @@ def decode_sample(sample: Mapping[str, Any], *, upright: bool = True) -> RawSamp
     """
     fields, header = read_header(_parse(sample.get("json")))
     media = media_fields(sample)
-    described = header.get("media", [])
+    described = header.get("media") or []
+    if not isinstance(described, list):
+        raise BadSample(Reason.ROW_INVALID, f"the JSON's `media` is {type(described).__name__}, not a list")
     if described and len(described) != len(media):
         raise BadSample(
             Reason.IMAGE_MISSING, f"the JSON describes {len(described)} media, the tar has {len(media)}"
@@ -77,13 +79,16 @@ def _header_of(described: Sequence[Mapping[str, Any]], number: int, *, is_clip: 
         return None
     entry = described[number]
     try:
-        return ImageHeader(
+        header = ImageHeader(
             entry["ext"], (int(entry["height"]), int(entry["width"])), int(entry.get("orientation", 1))
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadSample(
             Reason.ROW_INVALID, f"the JSON's description of medium {number} is broken: {error!r}"
         ) from error
+    if min(header.size_hw) < 1 or not 1 <= header.orientation <= 8:
+        raise BadSample(Reason.ROW_INVALID, f"the JSON says of medium {number}: {header}")
+    return header
 
 
 def _picture(

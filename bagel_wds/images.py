@@ -3,12 +3,14 @@
 Two ways to turn an image into RGB. Upright (the default fidelity): EXIF orientation applied, alpha composited over
 white in every mode, 16-bit grey scaled to 8, a truncated file refused. As upstream: orientation ignored, alpha of
 grey pictures lost, 16-bit grey clipped, a truncated file taken with what there is.
+
+The orientation is that of the EXIF block, and of a PNG the one that stands before its pixels; XMP has no say. Pillow
+itself turns a TIFF upright when it decodes it, in both ways.
 """
 
 from __future__ import annotations
 
 import io
-import struct
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 178_956_970
 """An image of more pixels is refused: twice Pillow's own warning level, where Pillow itself refuses."""
+
+_FOREIGN_PROGRAMS = frozenset({"EPS"})
+"""Formats that Pillow decodes by starting another program (Ghostscript): refused, since data may start none."""
 
 _ORIENTATION = 0x0112
 _TRANSPOSE = {
@@ -44,7 +49,7 @@ class ImageHeader:
 
     Attributes:
         ext: of a file of this format, for a member name.
-        size_hw: height and width of the encoded pixels.
+        size_hw: height and width of the encoded pixels; of a TIFF, whose orientation is always 1 here, upright.
         orientation: EXIF's, 1 to 8; 5 and above swap the edges.
     """
 
@@ -119,8 +124,9 @@ class DecodedImage:
 
     @property
     def size_hw(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return self.image.height, self.image.width
+        """Height and width in pixels, as `rgb` will have them."""
+        orientation = _orientation(self.image) if self.upright else 1
+        return ImageHeader("", (self.image.height, self.image.width), orientation).upright_hw
 
     @property
     def num_bytes(self) -> int:
@@ -129,7 +135,7 @@ class DecodedImage:
 
     def rgb(self) -> Image.Image:
         """The pixels as RGB."""
-        return to_rgb(self.image) if self.upright else pil_img2rgb(self.image)
+        return _upright(self.image, _orientation(self.image)) if self.upright else pil_img2rgb(self.image)
 
 
 def _open(data: bytes) -> Image.Image:
@@ -138,33 +144,41 @@ def _open(data: bytes) -> Image.Image:
         raise BadSample(Reason.IMAGE_EMPTY, "zero bytes")
     try:
         image = Image.open(io.BytesIO(data))
-    except Image.DecompressionBombError as error:
-        raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
+    except MemoryError:
+        raise
     except UnidentifiedImageError as error:
         raise BadSample(
             Reason.IMAGE_UNREADABLE, f"no image format that is known starts with {data[:12]!r}"
         ) from error
-    except ValueError as error:
-        # Pillow's limits on compressed text and profiles (MAX_TEXT_CHUNK) come as ValueError.
-        raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
-    except (OSError, SyntaxError, struct.error, EOFError, IndexError, TypeError) as error:
-        raise BadSample(Reason.IMAGE_UNREADABLE, str(error)) from error
+    except Exception as error:
+        raise _verdict(error, Reason.IMAGE_UNREADABLE) from error
+    if image.format in _FOREIGN_PROGRAMS:
+        raise BadSample(Reason.IMAGE_UNREADABLE, f"{image.format} needs another program to be decoded")
     if image.width * image.height > MAX_PIXELS:
         raise BadSample(Reason.IMAGE_TOO_LARGE, f"{image.width}x{image.height} is over {MAX_PIXELS} pixels")
     return image
 
 
+def _verdict(error: Exception, otherwise: Reason) -> BadSample:
+    """What an error of Pillow's says of an image.
+
+    Pillow's formats raise whatever their parsing meets (RuntimeError, NotImplementedError, AttributeError, ...), so all
+    of it is taken as a verdict on the bytes. Limits on compressed text and profiles come as ValueError, by their names.
+    """
+    too_large = isinstance(error, Image.DecompressionBombError) or "MAX_TEXT" in str(error)
+    return BadSample(Reason.IMAGE_TOO_LARGE if too_large else otherwise, str(error) or type(error).__name__)
+
+
 def _orientation(image: Image.Image) -> int:
     """EXIF orientation, from what is known without decoding; a broken EXIF block counts as none."""
     raw = image.info.get("exif")
+    if not raw or image.format == "TIFF":
+        return 1
     try:
         exif = Image.Exif()
-        if raw:
-            exif.load(raw)
-        elif image.format == "TIFF":
-            exif = image.getexif()
+        exif.load(raw)
         value = exif.get(_ORIENTATION, 1)
-    except (OSError, SyntaxError, ValueError, struct.error, KeyError, IndexError, TypeError):
+    except Exception:  # noqa: BLE001 - see `_verdict`
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -201,8 +215,14 @@ def decode_rgb(data: bytes) -> Image.Image:
     image = _open(data)
     orientation = _orientation(image)
     _load(image)
-    image = to_rgb(image)
-    return image.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else image
+    if _ends_early(data, image.format):
+        raise BadSample(Reason.IMAGE_TRUNCATED, f"the {image.format} ends before its end marker")
+    return _upright(image, orientation)
+
+
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    rgb = to_rgb(image)
+    return rgb.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else rgb
 
 
 def decode_rgb_as_upstream(data: bytes) -> Image.Image:
@@ -216,8 +236,48 @@ def decode_rgb_as_upstream(data: bytes) -> Image.Image:
 def _load(image: Image.Image) -> None:
     try:
         image.load()
-    except (OSError, SyntaxError, struct.error, EOFError, IndexError, ValueError, TypeError) as error:
-        raise BadSample(Reason.IMAGE_TRUNCATED, str(error)) from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _verdict(error, Reason.IMAGE_TRUNCATED) from error
+
+
+_PNG_END = b"IEND\xaeB`\x82"
+
+
+def _ends_early(data: bytes, image_format: str | None) -> bool:
+    """Whether a file was cut behind the picture that we take: Pillow does not look so far in these two formats."""
+    if image_format == "PNG":
+        return data.rfind(_PNG_END) < 0
+    return image_format == "GIF" and not _has_gif_trailer(data)
+
+
+def _has_gif_trailer(data: bytes) -> bool:
+    """Walk the blocks of a GIF (whose first frame Pillow has read) up to its trailer.
+
+    header, colour table, then: "!" label, sub-blocks | "," descriptor, colour table, code size, sub-blocks | ";"
+    """
+    try:
+        at = 13 + _colour_table_bytes(data[10])
+        while data[at] != ord(";"):
+            if data[at] == ord("!"):
+                at += 2
+            elif data[at] == ord(","):
+                at += 11 + _colour_table_bytes(data[at + 9])
+            else:
+                # As Pillow does: a byte that starts no block is passed over.
+                at += 1
+                continue
+            while data[at]:
+                at += 1 + data[at]
+            at += 1
+    except IndexError:
+        return False
+    return True
+
+
+def _colour_table_bytes(flags: int) -> int:
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
 _truncated_lock = threading.Lock()
@@ -245,8 +305,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
         BadSample: for a grey whose range has no stated white.
     """
     if image.mode.startswith(("I", "F")):
-        return Image.fromarray(_eight_bits(np.asarray(image), image.mode)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        grey = np.asarray(image)
+        eight = _eight_bits(grey, image.mode)
+        # The one value that a 16-bit grey PNG may declare transparent.
+        eight[grey == image.info.get("transparency", -1)] = 255
+        return Image.fromarray(eight).convert("RGB")
+    if image.has_transparency_data:
         # Premultiplied La has no direct way to RGBA.
         straight = image.convert("LA") if image.mode == "La" else image
         return _over_white(straight.convert("RGBA"))
@@ -256,7 +320,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _eight_bits(grey: np.ndarray, mode: str) -> np.ndarray:
     low, high = float(grey.min()), float(grey.max())
     white = 1.0 if mode == "F" else 65535.0
-    if low < 0 or high > white:
+    if not (low >= 0 and high <= white):  # so put, not-a-number is refused too
         raise BadSample(
             Reason.IMAGE_UNREADABLE, f"grey mode {mode} with values {low:g}..{high:g} has no stated white"
         )

@@ -6,6 +6,7 @@ comes back after another one, or a field that comes twice is an error that names
 
 from __future__ import annotations
 
+import re
 import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -27,6 +28,20 @@ MAX_MEMBER_BYTES = 4 << 30
 MAX_MEMBERS = 100_000
 """A sample of more members is refused."""
 
+_NO_DATA = (
+    tarfile.LNKTYPE,
+    tarfile.SYMTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+    tarfile.DIRTYPE,
+    tarfile.FIFOTYPE,
+)
+"""No data follows these, whatever size they claim."""
+_PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_EXTENSIONS = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+"""Headers that only say something of the next one."""
+_META = re.compile(r"__[^/]*__($|/)")
+"""Names that webdataset keeps for itself."""
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -51,72 +66,125 @@ def walk_members(file: BinaryIO, url: str, offset: int = 0) -> Iterator[Member]:
     """The regular files of a tar, from a header at `offset` to the end-of-archive marker.
 
     Raises:
-        ShardError: if the tar is compressed, broken, or ends early.
+        ShardError: if the tar is compressed, broken, ends early or goes on behind its end.
     """
     file.seek(offset)
-    start, long_name = offset, None
-    while True:
-        block = file.read(BLOCK)
-        if len(block) < BLOCK:
-            raise ShardError(_cut(url, offset, "the end-of-archive marker"))
-        if not any(block):
-            return
-        header = _parse_header(block, url, offset)
-        if header.size > MAX_MEMBER_BYTES:
-            raise ShardError(
-                f"{url}: member {header.name!r} at byte {offset} claims {header.size} bytes; the most is {MAX_MEMBER_BYTES}"
-            )
-        data = file.read(header.size)
-        padding = -header.size % BLOCK
-        if len(data) < header.size or len(file.read(padding)) < padding:
-            raise ShardError(_cut(url, offset, f"member {header.name!r}"))
-        offset += BLOCK + header.size + padding
+    start, long_name, pax_size = offset, None, None
+    while (header := _read_header(file, url, offset)) is not None:
+        size = 0 if header.type in _NO_DATA else header.size
+        if pax_size is not None and header.type not in (*_NO_DATA, *_EXTENSIONS):
+            size = pax_size
+        data = _read_data(file, url, offset, header.name, size)
+        offset += BLOCK + size + -size % BLOCK
         if header.type == tarfile.GNUTYPE_LONGNAME:
-            long_name = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
-        elif header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
-            long_name = _pax_path(data, url, start) or long_name
-        else:
+            long_name = _text(data.rstrip(b"\0"))
+        elif header.type in _PAX:
+            records = _pax_records(data, url, start)
+            long_name = _text(records[b"path"]) if b"path" in records else long_name
+            pax_size = int(records[b"size"]) if records.get(b"size", b"").isdigit() else None
+        elif header.type not in _EXTENSIONS:
             if header.isreg():
                 yield Member(long_name or header.name, start, offset, data)
-            start, long_name = offset, None
+            start, long_name, pax_size = offset, None, None
+
+
+def _read_header(file: BinaryIO, url: str, offset: int) -> tarfile.TarInfo | None:
+    """The header at this offset, where the file stands; None at the end-of-archive marker."""
+    block = file.read(BLOCK)
+    if len(block) < BLOCK:
+        raise ShardError(
+            (offset == 0 and _compressed(block, url)) or _cut(url, offset, "the end-of-archive marker")
+        )
+    if not any(block):
+        _check_end(file, url, offset)
+        return None
+    try:
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        raise ShardError(
+            (offset == 0 and _compressed(block, url)) or f"{url}: no tar header at byte {offset}: {error}"
+        ) from error
+    if header.type == tarfile.GNUTYPE_SPARSE:
+        raise ShardError(_sparse(url, offset))
+    return header
+
+
+def _compressed(block: bytes, url: str) -> str:
+    """What to say of a file that starts so, if it is no tar (a member's name, too, may start with `BZh`)."""
+    for magic, name in _COMPRESSED.items():
+        if block.startswith(magic):
+            return f"{url} is compressed with {name}: samples have no offsets in it; decompress it first"
+    return ""
+
+
+def _read_data(file: BinaryIO, url: str, offset: int, name: str, size: int) -> bytes:
+    """The data of the member whose header lies at this offset; the file then stands at the next header."""
+    if not 0 <= size <= MAX_MEMBER_BYTES:
+        raise ShardError(
+            f"{url}: member {name!r} at byte {offset} claims {size} bytes; the most is {MAX_MEMBER_BYTES}"
+        )
+    data = file.read(size)
+    padding = -size % BLOCK
+    if len(data) < size or len(file.read(padding)) < padding:
+        raise ShardError(_cut(url, offset, f"member {name!r}"))
+    return data
+
+
+def _check_end(file: BinaryIO, url: str, offset: int) -> None:
+    """Behind the end-of-archive marker comes padding; a tar put behind another (`cat`) would not be seen by anyone."""
+    while block := file.read(BLOCK):
+        offset += BLOCK
+        if not any(block):
+            continue
+        try:
+            tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            return
+        raise ShardError(
+            f"{url}: more members follow at byte {offset}, behind the end-of-archive marker; join tars with `tar -A`, not "
+            "`cat`"
+        )
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
 
 
 def _cut(url: str, offset: int, what: str) -> str:
     return f"{url}: the file ends at or after byte {offset}, before {what} is complete; it was cut short, copy it again"
 
 
-def _parse_header(block: bytes, url: str, offset: int) -> tarfile.TarInfo:
-    try:
-        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except tarfile.HeaderError as error:
-        for magic, name in _COMPRESSED.items():
-            if offset == 0 and block.startswith(magic):
-                raise ShardError(
-                    f"{url} is compressed with {name}: samples have no offsets in it; decompress it first"
-                ) from error
-        raise ShardError(f"{url}: no tar header at byte {offset}: {error}") from error
-
-
-def _pax_path(data: bytes, url: str, offset: int) -> str | None:
-    """The path in a pax extended header: records `LENGTH KEY=VALUE`, each with a line end."""
+def _pax_records(data: bytes, url: str, offset: int) -> dict[bytes, bytes]:
+    """What a pax extended header says of the next member: records `LENGTH KEY=VALUE`, each with a line end."""
+    records: dict[bytes, bytes] = {}
     while data.rstrip(b"\0"):
         length, _, _ = data.partition(b" ")
-        if not length.isdigit() or not 0 < int(length) <= len(data):
+        if not length.isdigit() or len(length) > 10 or not len(length) + 1 < int(length) <= len(data):
             raise ShardError(f"{url}: broken extended header at byte {offset}")
         key, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
-        if key == b"path":
-            return value.decode("utf-8", "surrogateescape")
+        records[key] = value
         data = data[int(length) :]
-    return None
+    if any(key.startswith(b"GNU.sparse.") for key in records):
+        raise ShardError(_sparse(url, offset))
+    return records
+
+
+def _sparse(url: str, offset: int) -> str:
+    return f"{url}: the member at byte {offset} is stored sparse; write the shard without `tar --sparse`"
 
 
 def walk_shard(url: str, offset: int = 0) -> Iterator[Sample]:
     """The samples of a shard from a sample's offset on: webdataset dicts of bytes, `__ref__` is (offset, length).
 
     Raises:
-        ShardError: as `walk_members`, and for members of one sample that lie apart or double.
+        ShardError: as `walk_members`, for a file that cannot be opened, and for members of one sample that lie apart
+            or double.
     """
-    with storage.open_read(url) as file:
+    try:
+        opened = storage.open_read(url)
+    except OSError as error:
+        raise ShardError(f"{url}: the shard cannot be opened: {error}") from error
+    with opened as file:
         yield from _group(walk_members(file, url, offset), url)
 
 
@@ -126,8 +194,9 @@ def _group(members: Iterator[Member], url: str) -> Iterator[Sample]:
     offset = end = 0
     for member in members:
         key, field = split_member(member.name)
-        if not field:
-            # Not of any sample: webdataset, too, passes names without an extension over.
+        if not field or not key or key.endswith("/") or _META.match(member.name):
+            # Not of any sample: webdataset, too, passes over names without an extension, hidden files (macOS puts a
+            # `._KEY.jpg` beside each `KEY.jpg`) and its own `__...__`.
             continue
         if sample and key != sample["__key__"]:
             yield {**sample, "__ref__": (offset, end - offset)}
@@ -170,15 +239,32 @@ def walk_slice(
     """Samples `start`, `start + step`, ... before `stop` of a shard, counted from 0.
 
     With an index the reader goes straight to the first; without, it reads past what comes before.
+
+    Raises:
+        ShardError: as `walk_shard`, and if the shard has fewer than `stop` samples: then what counted them is stale.
     """
     offset, ordinal = 0, 0
     if index_url is not None and start > 0:
-        offset, ordinal = read_offsets(index_url)[start], start
+        offsets = read_offsets(index_url)
+        if start >= len(offsets):
+            if stop is not None and start < stop:
+                raise ShardError(_too_few(index_url, len(offsets), stop))
+            return
+        offset, ordinal = offsets[start], start
     samples = walk_shard(url, offset)
     while stop is None or ordinal < stop:
         sample = next(samples, None)
         if sample is None:
+            if stop is not None:
+                raise ShardError(_too_few(url, ordinal, stop))
             return
         if ordinal >= start and (ordinal - start) % step == 0:
             yield {**sample, "__ordinal__": ordinal}
         ordinal += 1
+
+
+def _too_few(url: str, samples: int, stop: int) -> str:
+    return (
+        f"{url} has {samples} samples, and the manifest or index beside it promises {stop} or more; one of them is not "
+        "of this shard, copy or convert again"
+    )

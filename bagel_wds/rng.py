@@ -53,11 +53,11 @@ class KeyedDraws:
 
     def __init__(self, *address: int | str) -> None:
         # A word is written as its kind, its length and itself, so that ("ab", "c") is not ("a", "bc").
-        self._prefix = "".join(_word(part) for part in address)
+        self._prefix = b"".join(_word(part) for part in address)
 
     def _bits(self, purpose: str) -> int:
         """The 64 bits of the draw with this purpose."""
-        return xxhash.xxh3_64_intdigest((self._prefix + _word(purpose)).encode())
+        return xxhash.xxh3_64_intdigest(self._prefix + _word(purpose))
 
     def random(self, purpose: str) -> float:
         """A float, uniform in [0, 1): the upper 53 bits."""
@@ -76,19 +76,23 @@ class KeyedDraws:
         return low + self.choice(high - low, purpose)
 
     def normal(self, purpose: str) -> float:
-        """A standard normal float: the inverse distribution function of a uniform one in (0, 1)."""
-        return _STANDARD_NORMAL.inv_cdf(((self._bits(purpose) >> 11) + 0.5) * 2.0**-53)
+        """A standard normal float: the inverse distribution function of a uniform one in (0, 1).
+
+        52 bits and a half: with 53, the largest would be rounded up to 1.
+        """
+        return _STANDARD_NORMAL.inv_cdf(((self._bits(purpose) >> 12) + 0.5) * 2.0**-52)
 
     def permutation(self, n: int, purpose: str) -> Sequence[int]:
         """0..n-1, sorted by each number's own 64 bits."""
-        prefix = (self._prefix + _word(purpose)).encode()
+        prefix = self._prefix + _word(purpose)
         return sorted(range(n), key=lambda i: xxhash.xxh3_64_intdigest(prefix + b"#%d" % i))
 
 
-def _word(part: int | str) -> str:
+def _word(part: int | str) -> bytes:
     kind = "i" if isinstance(part, int) else "s"
     text = str(part)
-    return f"{kind}{len(text)}:{text}"
+    # A key out of a tar whose names are no UTF-8 holds surrogates.
+    return f"{kind}{len(text)}:{text}".encode("utf-8", "surrogatepass")
 
 
 class CallOrderDraws:

@@ -22,7 +22,7 @@ def shuffle(
         samples: webdataset dicts.
         draws: draw n has the purpose `shuffle:n`.
         max_samples: in the buffer.
-        max_bytes: in the buffer; a larger sample passes alone.
+        max_bytes: in the buffer; a larger sample passes alone, and the buffer stays.
     """
     buffer: list[tuple[dict[str, Any], int]] = []
     held = taken = 0
@@ -38,6 +38,9 @@ def shuffle(
 
     for sample in samples:
         size = num_bytes(sample)
+        if size > max_bytes:
+            yield sample
+            continue
         buffer.append((sample, size))
         held += size
         while buffer and (len(buffer) > max_samples or held > max_bytes):

@@ -16,8 +16,10 @@ def check_split(num_streams: int, world_size: int, num_workers: int) -> None:
         ConfigError: naming the values and the nearest legal ones.
     """
     workers = max(1, num_workers)
+    if world_size < 1:
+        raise ConfigError(f"world_size={world_size} must be at least 1")
     if num_streams < 1 or num_streams % world_size:
-        below = num_streams - num_streams % world_size
+        below = max(0, num_streams) // world_size * world_size
         legal = [count for count in (below, below + world_size) if count > 0]
         raise ConfigError(
             f"num_streams={num_streams} must be a multiple of world_size={world_size}; "
@@ -41,7 +43,14 @@ def streams_of(num_streams: int, *, rank: int, world_size: int, worker: int, num
 
     >>> list(streams_of(8, rank=1, world_size=2, worker=0, num_workers=2))
     [1, 5]
+
+    Raises:
+        ConfigError: if ranks and workers cannot share the streams, or there is no such rank or worker.
     """
     workers = max(1, num_workers)
     check_split(num_streams, world_size, workers)
+    if not (0 <= rank < world_size and 0 <= worker < workers):
+        raise ConfigError(
+            f"there is no worker {worker} of rank {rank}: ranks are 0..{world_size - 1}, workers 0..{workers - 1}"
+        )
     return range(rank + world_size * worker, num_streams, world_size * workers)

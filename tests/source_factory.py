@@ -27,13 +27,13 @@ PHRASINGS = pa.list_(pa.list_(pa.string()))
 def encode_image(
     size_hw: tuple[int, int] = (8, 12),
     seed: int = 0,
-    format: str = "PNG",
-    **options: Any,  # noqa: A002
+    codec: str = "PNG",
+    **options: Any,
 ) -> bytes:
     """An image of noise, so that no two seeds give the same bytes."""
     pixels = np.random.default_rng(seed).integers(0, 256, (*size_hw, 3), dtype=np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format, **options)
+    Image.fromarray(pixels).save(buffer, codec, **options)
     return buffer.getvalue()
 
 
@@ -124,7 +124,7 @@ def write_corpus(root: Path, *, rows: int = 12) -> Corpus:
         root / "edit" / "deep" / "part.parquet",
         [
             (
-                [encode_image(seed=1000 + 10 * i + j, format="JPEG") for j in range(1 + i % 4)],
+                [encode_image(seed=1000 + 10 * i + j, codec="JPEG") for j in range(1 + i % 4)],
                 [[f"step {j}", f"第{j}步"] for j in range(3)],
             )
             for i in range(rows)
@@ -136,7 +136,7 @@ def write_corpus(root: Path, *, rows: int = 12) -> Corpus:
         for name in names:
             image = root / "vlm" / "media" / name
             image.parent.mkdir(parents=True, exist_ok=True)
-            image.write_bytes(encode_image(seed=2000 + i, format="JPEG"))
+            image.write_bytes(encode_image(seed=2000 + i, codec="JPEG"))
         lines.append({"id": i, "image": names, "conversations": talk("<image>" * len(names) + "问", "答")})
     lines += ["{broken", {"image": "gone.jpg", "conversations": talk()}]
     write_jsonl(root / "vlm" / "train.jsonl", lines)

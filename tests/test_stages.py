@@ -26,11 +26,14 @@ from shard_factory import (
 
 from bagel_wds import SimpleCustomBatch, Tally, stages
 from bagel_wds.errors import ConfigError, NoUsableSampleError, Reason
-from bagel_wds.rng import CallOrderDraws
+from bagel_wds.planners import PLANNERS, PlanTools, plan_t2i
+from bagel_wds.rng import CallOrderDraws, Draws
 from bagel_wds.transforms import ImageTransform
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from bagel_wds.records import RawSample, SamplePlan
 
 GROUPS = list(MIXTURE)
 
@@ -241,6 +244,35 @@ def test_drops_are_counted_by_reason_and_the_sums_add_up(tmp_path: Path) -> None
             },
         }
     }
+
+
+def test_sample_of_which_dropout_leaves_nothing_is_a_counted_drop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def condition_only(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
+        plan = plan_t2i(sample, tools, draws)
+        return plan.with_segments(plan.segments[:1])
+
+    monkeypatch.setitem(PLANNERS, "t2i", condition_only)
+    urls = foreign_shards(tmp_path, "t2i_pretrain", [40])
+    config = small_config(
+        grouped_datasets={"t2i_pretrain": MIXTURE["t2i_pretrain"]}, text_cond_dropout_prob=0.5
+    )
+    tally = Tally()
+
+    plans = list(
+        wds.DataPipeline(
+            wds.SimpleShardList(urls),
+            wds.tarfile_to_samples(),
+            stages.decode(config, "t2i_pretrain"),
+            stages.plan(config, "t2i_pretrain", tokenizer(), tally=tally),
+        )
+    )
+
+    dropped = tally.drops("t2i_pretrain")[Reason.NO_TOKENS]
+    assert 5 < dropped < 35
+    assert len(plans) == 40 - dropped
+    assert all(plan.length > 0 for plan in plans)
 
 
 def test_group_without_a_usable_sample_stops_the_run_and_names_it(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""The README's commands and programs run as they stand, and the docs' tables are those of the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagel_wds.errors import Reason
+from examples.corpus import draw_corpus
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(language: str, block: str, folder: Path) -> str:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = ["bash", "-euc", block] if language == "bash" else [sys.executable, "-c", block]
+    if language == "python":
+        (folder / "block.py").write_text(block)
+        command = [sys.executable, "block.py"]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    draw_corpus(tmp_path / "demo-data" / "sources")
+    for name in ("tests", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+
+    printed = [run(language, block, tmp_path) for language, block in BLOCKS]
+
+    assert [language for language, _ in BLOCKS] == ["bash", "bash", "bash", "python", "python"]
+    assert "vlm_sft" in printed[2] or "vlm" in printed[2]
+    assert re.fullmatch(r"\d+ torch.Size\(\[\d+, 3, \d+, \d+\]\) torch.Size\(\[\d+\]\)\n", printed[3])
+    assert len(printed[4].splitlines()) >= 1
+    assert (tmp_path / "demo-data/converted/dataset_info.yaml").exists()
+    assert len(list((tmp_path / "demo-data/one").rglob("*.tar"))) == 3
+
+
+def test_table_of_reasons_is_that_of_the_code() -> None:
+    codes = re.findall(r"^\| `(\w+)` \| (.+) \|$", (ROOT / "docs/reasons.md").read_text(), flags=re.MULTILINE)
+
+    assert [code for code, _ in codes] == [str(reason) for reason in Reason]
+    assert all(meaning.endswith(".") for _, meaning in codes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))],
+)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_divergence_table_names_tests_that_exist() -> None:
+    named = set(re.findall(r"`(test_\w+\.py)`", (ROOT / "docs/divergence.md").read_text()))
+
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / "tests" / name).exists()] == []
