@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from bagel_wds.config import BagelDatasetConfig, Fidelity, GroupConfig, resolve_mapping
 from bagel_wds.errors import ConfigError, Tally
-from bagel_wds.pipeline import Run, stream_pipeline, upstream_pipeline
-from bagel_wds.rng import upstream_iter_seed
+from bagel_wds.pipeline import Run, stream_pipeline
+from bagel_wds.rng import CallOrderDraws, upstream_iter_seed
 from bagel_wds.shards import Shard, count_samples, list_shards
 from bagel_wds.streams import check_split, streams_of
 from bagel_wds.tokens import control_ids
@@ -166,7 +166,9 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             worker_id=worker,
             num_workers=num_workers,
         )
-        yield from upstream_pipeline(self._run, hosted[0], worker, seed, self.tally)
+        yield from stream_pipeline(
+            self._run, hosted[0], self.tally, draws=CallOrderDraws(seed), worker=worker
+        )
 
 
 def _shards_of(name: str, group: GroupConfig, info: Mapping[str, object]) -> tuple[Shard, ...]:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import webdataset as wds
 
 from bagel_wds import stages
-from bagel_wds.config import Fidelity
-from bagel_wds.rng import CallOrderDraws
 from bagel_wds.shards import Shard, count_samples
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from bagel_wds.config import BagelDatasetConfig
     from bagel_wds.errors import Tally
+    from bagel_wds.rng import Draws
 
 
 @dataclass(frozen=True)
@@ -48,53 +47,34 @@ class Run:
     order_seed: int
 
 
-def stream_pipeline(run: Run, stream: int, tally: Tally) -> wds.DataPipeline:
-    """The endless packed batches of one stream."""
+def stream_pipeline(
+    run: Run, stream: int, tally: Tally, *, draws: Draws | None = None, worker: int | None = None
+) -> wds.DataPipeline:
+    """The endless packed batches of one stream.
+
+    Args:
+        run: what the streams have in common.
+        stream: whose share of the shards is read.
+        tally: of samples read, packed and dropped.
+        draws: shared draws in call order, with `fidelity="upstream"` alone; samples then keep the order of the shards.
+        worker: number that `batch_data_indexes` gives instead of the stream's.
+    """
     config, seed = run.config, run.draw_seed
     groups = {}
     for name, listed in run.shards.items():
         size = count_samples(listed)
+        shuffled = [] if draws else [stages.shuffle(config, name, seed=seed, stream=stream)]
         groups[name] = wds.DataPipeline(
             stages.shards(
                 listed, group=name, seed=run.order_seed, num_streams=run.num_streams, stream=stream
             ),
             stages.read(),
-            stages.shuffle(config, name, seed=seed, stream=stream),
+            *shuffled,
             stages.decode(config, name, tally=tally, group_size=size),
-            stages.plan(config, name, run.tokenizer, seed=seed, tally=tally, group_size=size),
+            stages.plan(config, name, run.tokenizer, seed=seed, draws=draws, tally=tally, group_size=size),
         )
     return wds.DataPipeline(
-        stages.mix(groups, config, seed=seed, stream=stream),
-        stages.pack(config, stream=stream, tally=tally),
-        stages.materialize(config, run.special_tokens, tally=tally),
-    )
-
-
-def upstream_pipeline(run: Run, stream: int, worker: int, iter_seed: int, tally: Tally) -> wds.DataPipeline:
-    """The endless batches of `fidelity="upstream"`: draws in call order, samples in the order of the shards.
-
-    Args:
-        run: with `fidelity="upstream"`.
-        stream: whose share of the shards is read.
-        worker: number of the worker in its rank, for `batch_data_indexes`.
-        iter_seed: of the draws.
-        tally: of drops.
-    """
-    assert run.config.fidelity == Fidelity.UPSTREAM, run.config.fidelity  # noqa: S101 - the caller's promise
-    config, draws = run.config, CallOrderDraws(iter_seed)
-    groups = {}
-    for name, listed in run.shards.items():
-        size = count_samples(listed)
-        groups[name] = wds.DataPipeline(
-            stages.shards(
-                listed, group=name, seed=run.order_seed, num_streams=run.num_streams, stream=stream
-            ),
-            stages.read(),
-            stages.decode(config, name, tally=tally, group_size=size),
-            stages.plan(config, name, run.tokenizer, draws=draws, tally=tally, group_size=size),
-        )
-    return wds.DataPipeline(
-        stages.mix(groups, config, draws=draws),
-        stages.pack(config, stream=worker, draws=draws, tally=tally),
+        stages.mix(groups, config, seed=seed, stream=stream, draws=draws),
+        stages.pack(config, stream=stream if worker is None else worker, draws=draws, tally=tally),
         stages.materialize(config, run.special_tokens, tally=tally),
     )

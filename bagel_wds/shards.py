@@ -7,6 +7,7 @@ take turns at runs that are empty. Over all streams the runs of an epoch hold ea
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import TYPE_CHECKING
@@ -69,17 +70,24 @@ def list_shards(spec: str | Sequence[str], dataset: str = "") -> list[Shard]:
         dataset: name given to them.
 
     Raises:
-        ConfigError: for a pattern that matches nothing, or a file that is not there.
+        ConfigError: for a pattern that matches nothing, or a file that is not there, also one that a manifest names.
     """
     if not isinstance(spec, str):
         return [shard for part in spec for shard in list_shards(part, dataset)]
+    if not spec:
+        raise ConfigError("a shard entry is empty; a path, a pattern or a manifest belongs there")
     if spec.endswith(".json"):
-        return _from_manifest(spec, dataset)
+        return _all_there(spec, _from_manifest(spec, dataset))
     if storage.is_folder(spec):
         manifest = storage.join(spec, MANIFEST_NAME)
         if storage.exists(manifest):
-            return _from_manifest(manifest, dataset)
-        tars = [name for name in storage.list_files(spec) if name.endswith(".tar")]
+            return _all_there(manifest, _from_manifest(manifest, dataset))
+        # macOS leaves a `._NAME.tar` beside each NAME.tar that it copies.
+        tars = [
+            name
+            for name in storage.list_files(spec)
+            if name.endswith(".tar") and not name.rpartition("/")[2].startswith(".")
+        ]
         if not tars:
             raise ConfigError(f"{spec}: no {MANIFEST_NAME} and no .tar file in this folder")
         return _with_sidecars([storage.join(spec, name) for name in tars], dataset)
@@ -87,12 +95,20 @@ def list_shards(spec: str | Sequence[str], dataset: str = "") -> list[Shard]:
         urls = list(braceexpand(spec))
     except ValueError as error:
         raise ConfigError(f"{spec}: the braces of this pattern do not match") from error
-    missing = [url for url in urls if not storage.exists(url)]
+    _all_there(spec, [Shard(url) for url in urls])
+    return _with_sidecars(urls, dataset)
+
+
+def _all_there(spec: str, shards: list[Shard]) -> list[Shard]:
+    """The same shards, once each is known to be a file."""
+    missing = [
+        shard.url for shard in shards if not storage.exists(shard.url) or storage.is_folder(shard.url)
+    ]
     if missing:
         raise ConfigError(
-            f"{spec}: {len(missing)} of {len(urls)} shards are not there, the first is {missing[0]}"
+            f"{spec}: {len(missing)} of {len(shards)} shards are not there, the first is {missing[0]}"
         )
-    return _with_sidecars(urls, dataset)
+    return shards
 
 
 def _from_manifest(url: str, dataset: str) -> list[Shard]:
@@ -114,8 +130,14 @@ def _with_sidecars(urls: list[str], dataset: str) -> list[Shard]:
     for folder in dict.fromkeys(storage.parent(url) for url in urls):
         manifest = storage.join(folder, MANIFEST_NAME)
         if storage.exists(manifest):
-            known |= {shard.url: shard for shard in _from_manifest(manifest, dataset)}
-    return [known.get(url) or _with_index(Shard(url, dataset)) for url in urls]
+            known |= {_plain(shard.url): shard for shard in _from_manifest(manifest, dataset)}
+    listed = [(url, known.get(_plain(url))) for url in urls]
+    return [replace(shard, url=url) if shard else _with_index(Shard(url, dataset)) for url, shard in listed]
+
+
+def _plain(url: str) -> str:
+    """One spelling of a path: `a.tar` and `./a.tar` are the same shard."""
+    return url if "://" in url else os.path.normpath(url)
 
 
 def _with_index(shard: Shard) -> Shard:

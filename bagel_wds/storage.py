@@ -9,7 +9,7 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from bagel_wds.errors import ConfigError
 
@@ -91,12 +91,14 @@ def join(folder: str | os.PathLike[str], name: str) -> str:
     """A name under a folder; a name that is a path from the root, or a URL, stays as it is."""
     if "://" in name or os.path.isabs(name):  # noqa: PTH117 - a Path would collapse the slashes of a URL
         return name
-    return f"{os.fspath(folder).rstrip('/')}/{name}"
+    root = os.fspath(folder)
+    return f"{root.rstrip('/')}/{quote(name) if root.startswith('file://') else name}"
 
 
 def parent(url: str | os.PathLike[str]) -> str:
     """The folder that a file lies in."""
-    return os.fspath(url).rpartition("/")[0] or "."
+    folder, slash, _ = os.fspath(url).rpartition("/")
+    return folder or slash or "."
 
 
 @contextmanager
