@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import dataclass, field, fields
+import math
+import os
+import re
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from bagel_wds import storage
 from bagel_wds.errors import ConfigError
@@ -19,7 +22,7 @@ from bagel_wds.geometry import ResizeRule
 from bagel_wds.schema import SampleKind  # noqa: TC001 - pydantic reads the annotation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
@@ -130,7 +133,12 @@ def parse_groups(mixture: Mapping[str, object]) -> dict[str, GroupConfig]:
     """
     if not mixture:
         raise ConfigError("the mixture has no group; name at least one, for example t2i_pretrain")
-    return {name: _parse_group(name, entry) for name, entry in mixture.items()}
+    groups = {name: _parse_group(name, entry) for name, entry in mixture.items()}
+    if not any(group.weight > 0 or group.is_mandatory for group in groups.values()):
+        raise ConfigError(
+            f"no group of {', '.join(map(repr, groups))} has a weight above 0, so none would ever be drawn"
+        )
+    return groups
 
 
 def _parse_group(name: str, entry: object) -> GroupConfig:
@@ -142,9 +150,17 @@ def _parse_group(name: str, entry: object) -> GroupConfig:
         raise ConfigError(
             f"group {name!r} is none of {', '.join(BUILT_IN_RECIPES)}; name its recipe with `recipe: t2i`, `vlm` or `edit`"
         )
-    if group.weight < 0:
-        raise ConfigError(f"group {name!r}: weight={group.weight} must not be negative")
+    if not 0 <= group.weight < math.inf:
+        raise ConfigError(f"group {name!r}: weight={group.weight} must be a number from 0 on")
+    _check_transform(f"group {name!r}: image_transform_args", group.image_transform_args)
+    if group.vit_image_transform_args is not None:
+        _check_transform(f"group {name!r}: vit_image_transform_args", group.vit_image_transform_args)
     frames = group.frame_sampler_args
+    if not _FRAME_SAMPLE.fullmatch(frames.sample):
+        raise ConfigError(
+            f"group {name!r}: frame_sampler_args: sample={frames.sample!r} is none of 'rand', 'middle', 'fpsX' (X frames "
+            "a second)"
+        )
     if frames.min_num_frames < 1 or frames.max_num_frames < frames.min_num_frames:
         raise ConfigError(
             f"group {name!r}: frame_sampler_args: min_num_frames={frames.min_num_frames} must be at least 1 and at "
@@ -164,6 +180,20 @@ def _parse_group(name: str, entry: object) -> GroupConfig:
     )
 
 
+_FRAME_SAMPLE = re.compile(r"rand|middle|fps(?=.*[1-9])\d+(\.\d+)?")
+
+
+def _check_transform(where: str, transform: TransformConfig) -> None:
+    for name in ("max_image_size", "min_image_size", "image_stride", "max_pixels"):
+        if getattr(transform, name) < 1:
+            raise ConfigError(f"{where}: {name}={getattr(transform, name)} must be at least 1")
+    if not all(map(math.isfinite, (*transform.image_mean, *transform.image_std))) or 0 in transform.image_std:
+        raise ConfigError(
+            f"{where}: image_mean={transform.image_mean}, image_std={transform.image_std}: pixels are divided by the "
+            "second, so each must be a number and none of those 0"
+        )
+
+
 def validate(kind: type[T], value: object, where: str) -> T:
     """A dataclass from a mapping out of a YAML or JSON file.
 
@@ -180,18 +210,23 @@ def validate(kind: type[T], value: object, where: str) -> T:
         first = min(error.errors(include_url=False), key=lambda found: found["type"] not in unknown)
         path = ".".join(str(part) for part in first["loc"])
         if first["type"] in unknown:
-            raise ConfigError(f"{where}: unknown key {path!r}{_nearest(path, kind)}") from error
+            raise ConfigError(f"{where}: unknown key {path!r}{_nearest(first['loc'], kind)}") from error
         raise ConfigError(
             f"{where}: {path or 'the entry'}: {first['msg']}, got {first['input']!r}"
         ) from error
     return parsed
 
 
-def _nearest(path: str, kind: type) -> str:
+def _nearest(path: Sequence[int | str], kind: type) -> str:
+    """What may have been meant by the key at the end of a path into a dataclass of dataclasses."""
+    for part in path[:-1]:
+        hint = get_type_hints(kind).get(str(part))
+        kind = next(
+            (found for found in (hint, *get_args(hint)) if isinstance(found, type) and is_dataclass(found)),
+            kind,
+        )
     known = [f.name for f in fields(kind)]
-    for part in (TransformConfig, FrameConfig):
-        known += [f.name for f in fields(part)]
-    close = difflib.get_close_matches(path.rpartition(".")[2], known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
 
 
@@ -205,7 +240,7 @@ def load_mapping(path: str) -> dict[str, Any]:
 
     try:
         text = storage.read_bytes(path).decode()
-        value = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+        value = json.loads(text) if os.fspath(path).endswith(".json") else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML or JSON: {error}") from error
     if not isinstance(value, dict):
@@ -288,9 +323,19 @@ class BagelDatasetConfig:
     def __post_init__(self) -> None:
         if self.fidelity not in list(Fidelity):
             raise ConfigError(f"fidelity={self.fidelity!r} is neither 'corrected' nor 'upstream'")
-        for name in ("expected_num_tokens", "max_num_tokens_per_sample", "max_num_tokens", "shuffle_samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not _is_integer(value) or value < least:
+                raise ConfigError(f"{name}={value!r} must be an integer from {least} on")
+        if self.num_streams is not None and (
+            not isinstance(self.num_streams, Integral) or self.num_streams < 1
+        ):
+            raise ConfigError(
+                f"num_streams={self.num_streams!r} must be an integer from 1 on; None is one a rank and worker"
+            )
+        for name in ("text_cond_dropout_prob", "vit_cond_dropout_prob", "vae_cond_dropout_prob"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is no probability: it must lie in 0..1")
         if self.expected_num_tokens > self.max_num_tokens and self.fidelity == Fidelity.CORRECTED:
             raise ConfigError(
                 f"expected_num_tokens={self.expected_num_tokens} is above max_num_tokens={self.max_num_tokens}: "
@@ -346,6 +391,27 @@ class BagelDatasetConfig:
             data_status=data_status,
             global_seed=global_seed,
         )
+
+
+_LEAST = {
+    "expected_num_tokens": 1,
+    "max_num_tokens_per_sample": 1,
+    "max_num_tokens": 1,
+    "prefer_buffer_before": 0,
+    "max_buffer_size": 0,
+    "vae_image_downsample": 1,
+    "max_latent_size": 1,
+    "vit_patch_size": 1,
+    "max_num_patch_per_side": 1,
+    "shuffle_samples": 1,
+    "shuffle_bytes": 0,
+}
+"""Counts among the settings, and the least that each may be."""
+
+
+def _is_integer(value: object) -> bool:
+    """NumPy's are integers too; True is none."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 DataConfig = BagelDatasetConfig

@@ -101,9 +101,7 @@ def list_shards(spec: str | Sequence[str], dataset: str = "") -> list[Shard]:
 
 def _all_there(spec: str, shards: list[Shard]) -> list[Shard]:
     """The same shards, once each is known to be a file."""
-    missing = [
-        shard.url for shard in shards if not storage.exists(shard.url) or storage.is_folder(shard.url)
-    ]
+    missing = [shard.url for shard in shards if not storage.exists(shard.url) or storage.is_folder(shard.url)]
     if missing:
         raise ConfigError(
             f"{spec}: {len(missing)} of {len(shards)} shards are not there, the first is {missing[0]}"

@@ -80,15 +80,15 @@ def progress_bar() -> Iterator[Report]:
             place = (step.dataset, step.num_rows)
             if place not in tasks:
                 tasks[place] = bar.add_task(
-                    step.dataset, total=step.num_rows, written="0 B", rate="", quarantined=0
+                    step.dataset, total=step.num_rows, written="0 B", rate="0 B/s", quarantined=0
                 )
             task = tasks[place]
-            elapsed = bar.tasks[task].elapsed or 0
+            elapsed = bar.tasks[task].elapsed
             bar.update(
                 task,
                 completed=step.rows,
                 written=format_size(step.num_bytes),
-                rate=f"{format_size(int(step.num_bytes / elapsed))}/s" if elapsed else "",
+                rate=f"{format_size(int(step.num_bytes / elapsed) if elapsed else 0)}/s",
                 quarantined=step.quarantined,
             )
 

@@ -34,18 +34,11 @@ CONFIG: dict[str, Any] = {
     "vit_patch_size": 14,
     "max_num_patch_per_side": 70,
 }
+_NAMES = list(CONFIG)
 BUDGETS = {
-    name: CONFIG[name]
-    for name in (
-        "expected_num_tokens",
-        "max_num_tokens_per_sample",
-        "max_num_tokens",
-        "prefer_buffer_before",
-        "max_buffer_size",
-        "interpolate_pos",
-        "use_flex",
-    )
+    name: CONFIG[name] for name in _NAMES[_NAMES.index("expected_num_tokens") : _NAMES.index("data_seed")]
 }
+MODEL = {name: CONFIG[name] for name in _NAMES[_NAMES.index("data_seed") :]}
 
 SIGNATURES: dict[str, dict[str, Any]] = {
     "PackedDataset": {
@@ -69,11 +62,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "num_workers": 4,
         **BUDGETS,
         "data_status": None,
-        **{
-            name: value
-            for name, value in CONFIG.items()
-            if name not in BUDGETS and name[:4] not in ("grou", "data")
-        },
+        **MODEL,
         "dataset_info": None,
     },
     "ImageTransform": {
@@ -113,13 +102,6 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "pil_img2rgb": {"image": REQUIRED},
     "prepare_attention_mask_per_sample": {"split_lens": REQUIRED, "attn_modes": REQUIRED, "device": "cpu"},
 }
-# data_seed stands where upstream has it.
-_MAKE = SIGNATURES["make_bagel_multimodal_dataset"]
-SIGNATURES["make_bagel_multimodal_dataset"] = {
-    name: value
-    for given in _MAKE
-    for name, value in ([(given, _MAKE[given])] + ([("data_seed", 42)] if given == "data_status" else []))
-}
 
 
 def parameters(function: Any) -> dict[str, Any]:
@@ -148,7 +130,7 @@ def test_config_has_upstreams_fields_and_defaults_first() -> None:
 
 
 def test_inline_mappings_are_resolved_without_being_shared() -> None:
-    inline = {"t2i_pretrain": {"t2i": {}}}
+    inline: dict[str, object] = {"t2i_pretrain": {"t2i": "x"}}
     resolved = BagelDatasetConfig._resolve_mapping(inline, None, "dataset_info")
 
     assert resolved == inline

@@ -1,0 +1,106 @@
+"""The manifest: what is written is read, what wids would take is taken, and anything else is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagel_wds.converters import ShardSettings
+from bagel_wds.converters.manifest import write_manifest, write_quarantine
+from bagel_wds.converters.shard_writer import ShardRecord
+from bagel_wds.errors import ConfigError, Reason
+from bagel_wds.manifest import Counts, Manifest, ManifestShard, read_manifest
+from bagel_wds.sources import Place, RejectedRow, Source
+
+
+def write(tmp_path: Path, value: object) -> str:
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(value))
+    return str(path)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    source = Source(kind="edit", name="x", path="/somewhere/else", max_units=3)
+    counts = Counts(read=5, written=3, reasons={"image_empty": 2})
+
+    url = write_manifest(
+        str(tmp_path),
+        source,
+        ShardSettings(),
+        counts,
+        [ShardRecord("x-000000-000.tar", 3, 10_240, "xxh3_128:00")],
+    )
+
+    assert read_manifest(url) == Manifest(
+        shards=(ManifestShard("x-000000-000.tar", 3, 10_240, "xxh3_128:00", "x-000000-000.idx.parquet"),),
+        name="x",
+        kind="edit",
+        settings={"shard_bytes": 256 << 20, "shard_samples": 10_000, "max_units": 3},
+        counts=counts,
+    )
+    assert counts.quarantined == 2
+    assert "somewhere" not in Path(url).read_text()
+
+
+def test_a_plain_wids_list_is_a_manifest_that_tells_less(tmp_path: Path) -> None:
+    url = write(tmp_path, {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 2}]})
+
+    assert read_manifest(url) == Manifest(shards=(ManifestShard("a.tar", 2),))
+
+
+SHARD = {"url": "a.tar", "nsamples": 2}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "no manifest: a JSON object with a `shardlist`"),
+        ({"shards": []}, "no manifest"),
+        ({"shardlist": [], "format_version": 2}, "format_version 2 and this version of bagel-wds reads 1"),
+        ({"shardlist": {}}, "shardlist={} is dict, not list"),
+        ({"shardlist": ["a.tar"]}, "shard 0: str, not an object"),
+        ({"shardlist": [SHARD, {"nsamples": 2}]}, "shard 1: 'url' is missing"),
+        ({"shardlist": [{"url": "a.tar"}]}, "shard 0: 'nsamples' is missing"),
+        ({"shardlist": [SHARD | {"nsamples": True}]}, "nsamples=True is bool, not int"),
+        ({"shardlist": [SHARD | {"nsamples": -1}]}, "nsamples=-1 is negative"),
+        ({"shardlist": [SHARD | {"filesize": "9"}]}, "filesize='9' is str, not int"),
+        ({"shardlist": [SHARD], "name": 3}, "name=3 is int, not str"),
+        ({"shardlist": [SHARD], "counts": {"read": 1}}, "counts: "),
+    ],
+)
+def test_what_is_no_manifest_is_refused_with_its_place(tmp_path: Path, value: Any, message: str) -> None:
+    url = write(tmp_path, value)
+
+    with pytest.raises(ConfigError) as refused:
+        read_manifest(url)
+
+    assert str(refused.value).startswith(url)
+    assert message in str(refused.value)
+
+
+def test_a_manifest_that_is_not_there_or_broken_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    for name in ("gone.json", "broken.json"):
+        with pytest.raises(ConfigError, match=f"{name}: the manifest cannot be read"):
+            read_manifest(str(tmp_path / name))
+
+
+def test_quarantine_lines_are_json_whatever_a_row_quotes(tmp_path: Path) -> None:
+    rows = [
+        RejectedRow(Place("图.jsonl", 3), Reason.IMAGE_MISSING, "图\udcff.png: gone"),
+        RejectedRow(Place("odd\udcff.parquet", 1, 2), Reason.ROW_INVALID, "x" * 1000),
+    ]
+
+    write_quarantine(str(tmp_path), rows)
+
+    first, second = (json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines())
+    assert first == {
+        "file": "图.jsonl",
+        "row": 3,
+        "reason": "image_missing",
+        "detail": "图\\udcff.png: gone",
+    }
+    assert (second["file"], second["row_group"], len(second["detail"])) == ("odd\\xff.parquet", 2, 300)
