@@ -239,9 +239,9 @@ def load_mapping(path: str) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - only where a file is read
 
     try:
-        text = storage.read_bytes(path).decode()
+        text = storage.read_bytes(path).decode("utf-8-sig")
         value = json.loads(text) if os.fspath(path).endswith(".json") else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML or JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(
@@ -327,9 +327,7 @@ class BagelDatasetConfig:
             value = getattr(self, name)
             if not _is_integer(value) or value < least:
                 raise ConfigError(f"{name}={value!r} must be an integer from {least} on")
-        if self.num_streams is not None and (
-            not isinstance(self.num_streams, Integral) or self.num_streams < 1
-        ):
+        if self.num_streams is not None and (not _is_integer(self.num_streams) or self.num_streams < 1):
             raise ConfigError(
                 f"num_streams={self.num_streams!r} must be an integer from 1 on; None is one a rank and worker"
             )

@@ -310,11 +310,17 @@ def to_rgb(image: Image.Image) -> Image.Image:
         # The one value that a 16-bit grey PNG may declare transparent.
         eight[grey == image.info.get("transparency", -1)] = 255
         return Image.fromarray(eight).convert("RGB")
-    if image.has_transparency_data:
+    if _has_alpha(image):
         # Premultiplied La has no direct way to RGBA.
         straight = image.convert("LA") if image.mode == "La" else image
         return _over_white(straight.convert("RGBA"))
     return image.convert("RGB")
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    palette = image.palette if image.mode == "P" else None
+    in_palette = palette is not None and palette.mode.endswith("A")
+    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or in_palette or "transparency" in image.info
 
 
 def _eight_bits(grey: np.ndarray, mode: str) -> np.ndarray:

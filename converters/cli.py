@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -128,6 +129,7 @@ def print_summaries(summaries: Iterable[ConversionSummary]) -> None:
         )
         if counts.quarantined:
             notes.append(f"quarantined: {storage.join(storage.parent(summary.manifest), QUARANTINE_NAME)}")
-    Console(markup=False).print(table)
+    # In a log there is no edge to fold the table at.
+    Console(markup=False, width=None if sys.stdout.isatty() else 160).print(table)
     for note in notes:
         typer.echo(note)

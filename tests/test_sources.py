@@ -303,10 +303,26 @@ def test_a_folder_of_frames_is_a_clip_in_the_order_of_its_numbers(tmp_path: Path
     assert shown[3:] == expected[3:]
 
 
-def test_json_that_python_writes_is_read_as_it_is() -> None:
-    line = b'\xef\xbb\xbf{"score": NaN, "id": 123456789012345678901234567890, "x": [-Infinity, 1.50, "\xe5\x9b\xbe"]}\r\n'
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (b'{"score": NaN, "x": [-Infinity, 1.50]}', {"score": None, "x": [None, 1.5]}),
+        (b'{"id": 123456789012345678901234567890}', {"id": 123456789012345678901234567890}),
+        (b'\xef\xbb\xbf{"zh": "\xe5\x9b\xbe"}\r\n', {"zh": "图"}),
+    ],
+)
+def test_json_as_other_tools_write_it_is_read(line: bytes, value: dict[str, Any]) -> None:
+    assert parse_line(line) == value
 
-    assert parse_line(line) == {"score": None, "id": 123456789012345678901234567890, "x": [None, 1.5, "图"]}
+
+def test_rows_of_a_row_group_are_numbered_over_its_batches(tmp_path: Path) -> None:
+    write_t2i(tmp_path / "a.parquet", [(IMAGE, captions(i)) for i in range(45)], group_rows=40)
+
+    samples = read_samples(Source(kind="t2i", name="x", path=str(tmp_path)))
+
+    places = [(sample.place.row_group, sample.place.row) for sample in samples]
+    assert places == [(0, i) for i in range(40)] + [(1, i) for i in range(5)]
+    assert [sample.fields["captions"] for sample in samples] == [captions(i) for i in range(45)]
 
 
 def test_the_real_data_is_read_but_for_its_video() -> None:

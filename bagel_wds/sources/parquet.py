@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def plan_row_groups(source: Source, layout: ParquetLayout, slice_bytes: int) -> 
 
 def _read_sizes(path: str, layout: ParquetLayout) -> list[tuple[int, int]]:
     """Rows and uncompressed bytes of each row group of a file whose schema will do."""
-    with _naming(path), storage.open_read(path) as file, pq.ParquetFile(file) as parquet:
+    with _naming(path), _open(path) as file, pq.ParquetFile(file) as parquet:
         check_schema(parquet.schema_arrow, path, layout.columns)
         groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
         return [(group.num_rows, group.total_byte_size) for group in groups]
@@ -122,7 +123,7 @@ def _read_columns(
     """The columns of a few rows at a time: (row group, number of the first row in it, columns by name)."""
     with (
         _naming(path),
-        storage.open_read(path) as file,
+        _open(path) as file,
         pq.ParquetFile(file, buffer_size=READ_BYTES) as parquet,
     ):
         for group in range(piece.first, piece.stop):
@@ -145,6 +146,11 @@ def _row(columns: Mapping[str, pa.Array], number: int, layout: ParquetLayout) ->
             raise BadSample(Reason.ROW_INVALID, f"column {name!r} is no UTF-8: {error}") from error
         row[name] = value if name in layout.media_columns else json_value(value)
     return row
+
+
+def _open(path: str) -> pa.NativeFile:
+    """A file as Arrow reads it itself: through a Python file it takes more than twice as long."""
+    return pa.OSFile(os.fspath(storage.local_path(path)))
 
 
 @contextmanager
