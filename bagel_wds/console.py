@@ -28,10 +28,13 @@ _UNITS = {
 
 @contextmanager
 def clean_errors() -> Iterator[None]:
-    """End the command with one line on standard error, and status 2, where settings or shards will not do."""
+    """End the command with one line on standard error, and status 2, where settings, shards or the disk will not do."""
     try:
         yield
-    except (ConfigError, ShardError) as error:
+    except (ConfigError, ShardError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            # The reader of a pipe has gone, as `head` does; typer knows how to end then.
+            raise
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)  # noqa: T201 - this is the console
         raise SystemExit(2) from None
 

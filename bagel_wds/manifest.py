@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 MANIFEST_NAME = "manifest.json"
 QUARANTINE_NAME = "quarantine.jsonl"
+INFO_NAME = "dataset_info.yaml"
+"""What the conversion of a mixture writes: where the manifest of each of its datasets lies."""
 INDEX_SUFFIX = ".idx.parquet"
 """`NAME.tar` has its index in `NAME.idx.parquet`."""
 

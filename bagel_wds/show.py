@@ -13,7 +13,7 @@ from bagel_wds import storage
 from bagel_wds.config import load_mapping
 from bagel_wds.errors import BadSample, ConfigError, ShardError
 from bagel_wds.images import read_header
-from bagel_wds.manifest import MANIFEST_NAME, Manifest, read_manifest
+from bagel_wds.manifest import INFO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from bagel_wds.reader import walk_shard
 from bagel_wds.schema import IMAGE_EXTENSIONS, RESERVED, media_fields
 from bagel_wds.shards import Shard, list_shards
@@ -21,8 +21,6 @@ from bagel_wds.texts import read_captions, read_instructions, read_turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-INFO_NAME = "dataset_info.yaml"
 
 _KIND_OF_FIELD = {"captions": "t2i", "instruction_list": "edit", "conversations": "vlm"}
 """How samples of other tools are told apart: they do not say what they are."""

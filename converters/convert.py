@@ -120,7 +120,7 @@ def plan_conversion(
     check_name(source.name)
     if source.max_units is not None and source.max_units < 1:
         raise ConfigError(
-            f"dataset {source.name!r}: max_units={source.max_units} must be at least 1; leave it out to take all"
+            f"dataset {source.name!r}: num_used_data={source.max_units} must be at least 1; leave it out to take all"
         )
     check_output(out, source.path, overwrite=overwrite)
     slices = plan_slices(source, slice_bytes=settings.slice_bytes, slice_rows=settings.slice_rows)

@@ -11,6 +11,7 @@ import yaml
 from bagel_wds import storage
 from bagel_wds.config import GroupConfig, load_mapping, parse_groups, validate
 from bagel_wds.errors import ConfigError
+from bagel_wds.manifest import INFO_NAME
 from bagel_wds.sources import Source
 
 from .convert import ConversionPlan, ConversionSummary, plan_conversion, run_conversion
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from bagel_wds.schema import SampleKind
 
     from .progress import Report
-
-INFO_NAME = "dataset_info.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)

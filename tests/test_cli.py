@@ -152,6 +152,17 @@ def test_what_will_not_do_is_one_line_and_status_2(
     assert refused.stdout == ""
 
 
+def test_a_disk_that_refuses_is_one_line_too(tmp_path: Path) -> None:
+    write_t2i(tmp_path / "a.parquet", [(encode_image(), "{}")])
+    (tmp_path / "out" / "quarantine.jsonl").mkdir(parents=True)
+
+    refused = run("convert", "t2i", tmp_path / "a.parquet", tmp_path / "out")
+
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("error: ")
+    assert refused.stderr.count("\n") == 1
+
+
 def test_show_refuses_what_it_cannot_show(tmp_path: Path) -> None:
     (tmp_path / "cut.tar").write_bytes(b"\0" * 100)
     for path, message in (

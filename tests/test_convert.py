@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -567,6 +568,11 @@ def test_a_source_without_rows_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="has no row"):
         convert_source(Source(kind="vlm", name="x", path=str(tmp_path / "a.jsonl")), str(tmp_path / "out"))
+
+
+def test_a_cap_below_one_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="num_used_data=0 must be at least 1"):
+        convert_source(replace(corpus.t2i, max_units=0), str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "../a", ".a", "a{0..3}", "s3:"])
