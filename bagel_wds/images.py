@@ -172,7 +172,8 @@ def _verdict(error: Exception, otherwise: Reason) -> BadSample:
 def _orientation(image: Image.Image) -> int:
     """EXIF orientation, from what is known without decoding; a broken EXIF block counts as none."""
     raw = image.info.get("exif")
-    if not raw or image.format == "TIFF":
+    if not raw:
+        # So it is with every TIFF.
         return 1
     try:
         exif = Image.Exif()

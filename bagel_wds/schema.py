@@ -4,7 +4,7 @@ A sample is `KEY.json` followed by its media with their original bytes: `KEY.0.j
 a clip `KEY.0.000.jpg`, `KEY.0.001.jpg`. `KEY.json` holds the source's fields unchanged and one reserved key,
 `"_bagel"`: `{"kind", "media": [{"ext", "width", "height", "frames"?, "orientation"?}], "source": {"file",
 "row_group"?, "row"}}`. Width and height are those of the encoded pixels; `orientation` is the EXIF tag where it
-asks for more than that.
+asks for more than that (of a TIFF, which Pillow turns when it opens it, both are upright and no tag is needed).
 """
 
 from __future__ import annotations
