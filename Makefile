@@ -11,7 +11,7 @@ demo: $(READY)  ## draw a corpus, convert it, stream it
 	$(BIN)/python -m examples.demo
 
 test: $(READY)  ## the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(READY)
 	$(BIN)/ruff check .
