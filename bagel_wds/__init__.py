@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from bagel_wds.errors import BadSample, ConfigError, NoUsableSampleError, Reason, ShardError, Tally
     from bagel_wds.images import pil_img2rgb
     from bagel_wds.layout import len2weight
+    from bagel_wds.loader import CheckpointState, PackedLoader, gather_state
     from bagel_wds.pixels import patchify
     from bagel_wds.positions import (
         get_flattened_position_ids_extrapolate,
         get_flattened_position_ids_interpolate,
     )
+    from bagel_wds.ranks import find_rank
+    from bagel_wds.state import merge_states
     from bagel_wds.tokens import add_special_tokens
     from bagel_wds.transforms import ImageTransform, MaxLongEdgeMinShortEdgeResize
 
@@ -37,6 +40,9 @@ _HOMES = {
     "datasets": ("PackedDataset", "make_bagel_multimodal_dataset"),
     "errors": ("BadSample", "ConfigError", "NoUsableSampleError", "Reason", "ShardError", "Tally"),
     "images": ("pil_img2rgb",),
+    "loader": ("CheckpointState", "PackedLoader", "gather_state"),
+    "ranks": ("find_rank",),
+    "state": ("merge_states",),
     "attention": ("prepare_attention_mask_per_sample",),
     "layout": ("len2weight",),
     "pixels": ("patchify",),
@@ -49,12 +55,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "BadSample",
     "BagelDatasetConfig",
+    "CheckpointState",
     "ConfigError",
     "DataConfig",
     "ImageTransform",
     "MaxLongEdgeMinShortEdgeResize",
     "NoUsableSampleError",
     "PackedDataset",
+    "PackedLoader",
     "Reason",
     "ShardError",
     "SimpleCustomBatch",
@@ -62,10 +70,13 @@ __all__ = [
     "add_special_tokens",
     "bagel_packed_collate_fn",
     "collate_wrapper",
+    "find_rank",
+    "gather_state",
     "get_flattened_position_ids_extrapolate",
     "get_flattened_position_ids_interpolate",
     "len2weight",
     "make_bagel_multimodal_dataset",
+    "merge_states",
     "patchify",
     "pil_img2rgb",
     "prepare_attention_mask_per_sample",

@@ -7,7 +7,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from bagel_wds.state import StreamState
+
+
+class PackedBatch(dict[str, Any]):
+    """A packed batch as the dataset gives it: upstream's dict, and where its stream is after it.
+
+    Attributes:
+        state: what a run needs to go on after this batch; None where there is no bookmark.
+        is_padding: a batch without any loss, at the end of a finite pass.
+    """
+
+    def __init__(
+        self, batch: Mapping[str, Any], state: StreamState | None = None, *, is_padding: bool = False
+    ) -> None:
+        super().__init__(batch)
+        self.state = state
+        self.is_padding = is_padding
 
 
 class SimpleCustomBatch:
@@ -19,6 +37,8 @@ class SimpleCustomBatch:
         batch: a list with the one dict that the dataset gave.
 
     Attributes:
+        state: where the batch's stream is after it; None where there is no bookmark (`fidelity="upstream"`).
+        is_padding: a batch without any loss, at the end of a finite pass.
         use_flex: whether attention comes as `split_lens` and `attn_modes` instead of `nested_attention_masks`.
     """
 
@@ -48,6 +68,8 @@ class SimpleCustomBatch:
     def __init__(self, batch: Sequence[dict[str, Any]]) -> None:
         data = batch[0]
         self._keys = tuple(data)
+        self.state: StreamState | None = getattr(data, "state", None)
+        self.is_padding: bool = getattr(data, "is_padding", False)
         self.use_flex = "nested_attention_masks" not in data
         for key, value in data.items():
             setattr(self, key, value)

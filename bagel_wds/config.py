@@ -350,8 +350,8 @@ class BagelDatasetConfig:
         self,
         tokenizer: PreTrainedTokenizerBase,
         special_tokens: Mapping[str, object],
-        rank: int,
-        world_size: int,
+        rank: int | None,
+        world_size: int | None,
         num_workers: int,
         global_seed: int,
         data_status: object | None = None,
@@ -361,7 +361,7 @@ class BagelDatasetConfig:
         Args:
             tokenizer: a Qwen2 tokenizer that `add_special_tokens` has seen.
             special_tokens: the ids that it returned.
-            rank: of this process.
+            rank: of this process; None finds rank and world size, see `find_rank`.
             world_size: number of processes.
             num_workers: of the DataLoader that will read the dataset.
             global_seed: of every draw; 0 is a seed like any other.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import logging
 from dataclasses import replace
@@ -11,17 +12,21 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from bagel_wds.config import BagelDatasetConfig, Fidelity, GroupConfig, resolve_mapping
 from bagel_wds.errors import ConfigError, Tally
-from bagel_wds.pipeline import Run, stream_pipeline
+from bagel_wds.pipeline import Run, fingerprint, padding_batch, stream_pipeline, upstream_pipeline
+from bagel_wds.ranks import find_rank
 from bagel_wds.rng import CallOrderDraws, upstream_iter_seed
 from bagel_wds.shards import Shard, count_samples, list_shards
+from bagel_wds.state import ALLOWED, LoaderState, StreamState, batches_of, changes, stats_of
 from bagel_wds.streams import check_split, streams_of
 from bagel_wds.tokens import control_ids
 from bagel_wds.wiring import groups_of, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
+
+    from bagel_wds.batch import PackedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +44,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         data_config: the settings.
         tokenizer: a Qwen2 tokenizer that `add_special_tokens` has seen.
         special_tokens: the ids that it returned.
-        local_rank: of this process among all (upstream's name for it).
+        local_rank: of this process among all (upstream's name for it); None finds rank and world size.
         world_size: number of processes.
         num_workers: of the DataLoader.
         expected_num_tokens, max_num_tokens_per_sample, max_num_tokens, prefer_buffer_before, max_buffer_size,
@@ -47,9 +52,6 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         data_status: resume state in upstream's form, which this version does not take.
         dataset_info: where the datasets lie, instead of what the settings say.
         global_seed: of every draw; None is the settings' `data_seed`.
-
-    Attributes:
-        tally: what this process has read, packed and dropped, by group.
 
     Raises:
         ConfigError: if the settings cannot work; nothing is left for a worker to find out.
@@ -60,8 +62,8 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         data_config: BagelDatasetConfig,
         tokenizer: PreTrainedTokenizerBase,
         special_tokens: Mapping[str, object],
-        local_rank: int,
-        world_size: int,
+        local_rank: int | None,
+        world_size: int | None,
         num_workers: int,
         expected_num_tokens: int = 32768,
         max_num_tokens_per_sample: int = 16384,
@@ -79,6 +81,8 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             raise ConfigError(
                 "data_status is upstream's resume state, which this version does not take; pass None"
             )
+        if local_rank is None or world_size is None:
+            local_rank, world_size = find_rank()
         if not 0 <= local_rank < world_size:
             raise ConfigError(f"rank {local_rank} is not in 0..{world_size - 1} (world_size={world_size})")
         config = resolve(
@@ -101,7 +105,6 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         self.world_size = world_size
         self.num_workers = num_workers
         self.global_seed = global_seed
-        self.tally = Tally()
         num_streams = config.num_streams or world_size * max(1, num_workers)
         if config.fidelity == Fidelity.UPSTREAM and num_streams != world_size * max(1, num_workers):
             raise ConfigError(
@@ -118,6 +121,9 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             draw_seed=config.data_seed if global_seed is None else global_seed,
             order_seed=config.data_seed,
         )
+        self._state = LoaderState(fingerprint(self._run), num_streams)
+        self._latest: dict[int, StreamState] = {}
+        self._pass_epochs: int | None = None
         logger.info(
             "rank %d of %d, %d workers, %d streams; groups: %s",
             local_rank,
@@ -130,9 +136,85 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             ),
         )
 
+    @property
+    def num_streams(self) -> int:
+        """G: how many streams the run has."""
+        return self._run.num_streams
+
     def set_epoch(self, seed: int) -> None:
-        """Order the shards by another seed than the settings' `data_seed`; call it before iteration."""
+        """Order the shards by another seed than the settings' `data_seed`; call it before iteration.
+
+        Raises:
+            ConfigError: once iteration has begun: the order of a run is fixed then.
+        """
+        if self._latest or self._state.streams:
+            raise ConfigError(
+                "set_epoch after iteration has begun would change the order of a running epoch; build anew"
+            )
         self._run = replace(self._run, order_seed=seed)
+        self._state = LoaderState(fingerprint(self._run), self._run.num_streams)
+
+    def finite(self, epochs: int, *, repeat: bool = False) -> PackedDataset:
+        """The same dataset with so many epochs of each group instead of no end.
+
+        A stream that has ended gives batches without loss (`is_padding`), for ever; with `repeat=True` it goes on with
+        the next epoch.
+        """
+        other = copy.copy(self)
+        vars(other).update(
+            _latest={}, _pass_epochs=epochs, _run=replace(self._run, epochs=None if repeat else epochs)
+        )
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this process is in the streams that it hosts, as plain JSON values.
+
+        It counts what this process has *given*. A DataLoader with workers gives ahead of what is consumed: use
+        `PackedLoader`, or the newest `batch.state` of each stream, for what was consumed.
+
+        Raises:
+            ConfigError: under `fidelity="upstream"`, which keeps no bookmark.
+        """
+        self._refuse_upstream("state_dict")
+        return replace(self._state, streams={**self._state.streams, **self._latest}).to_json()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Go on from a state: one of `PackedLoader.state_dict()`, of `merge_states`, or of `state_dict()`.
+
+        Any number of ranks and workers that divides `num_streams` may go on. Where the settings name no
+        `num_streams`, the state's is taken.
+
+        Args:
+            state_dict: may hold more streams than this rank hosts.
+            allow: what may differ from the run that saved it: `budget`, `weights`, `recipes`, and `groups` (one may be
+                added).
+
+        Raises:
+            ConfigError: if the state is of another run; the message says what changed.
+        """
+        self._refuse_upstream("load_state_dict")
+        unknown = set(allow) - set(ALLOWED)
+        if unknown:
+            raise ConfigError(f"allow={sorted(unknown)}: only {', '.join(ALLOWED)} may change")
+        state = LoaderState.from_json(state_dict)
+        run = self._run if self._run.config.num_streams else replace(self._run, num_streams=state.num_streams)
+        found = changes(state, LoaderState(fingerprint(run), run.num_streams), allow)
+        if found:
+            raise ConfigError("this state is of another run: " + "; ".join(found))
+        check_split(run.num_streams, self.world_size, self.num_workers)
+        self._run, self._latest = run, {}
+        self._state = replace(state, fingerprint=fingerprint(run))
+
+    def _refuse_upstream(self, what: str) -> None:
+        if self._run.config.fidelity == Fidelity.UPSTREAM:
+            raise ConfigError(
+                f'{what}: fidelity="upstream" keeps no bookmark, as its draws depend on everything before; '
+                "use the default fidelity to resume"
+            )
+
+    def stats(self) -> dict[str, Any]:
+        """What the streams of this process have read, packed, held back and dropped, by group."""
+        return stats_of({**self._state.streams, **self._latest}.values())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
@@ -143,16 +225,49 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             world_size=self.world_size,
             worker=worker,
             num_workers=num_workers,
+            first=self._state.next_batch,
         )
         if self._run.config.fidelity == Fidelity.UPSTREAM:
             yield from self._upstream(hosted, worker, num_workers)
             return
-        turns = [iter(stream_pipeline(self._run, stream, self.tally)) for stream in hosted]
+        self._latest = {}
+        streams = {number: self._batches(self._state_of(number)) for number in hosted}
         while True:
-            for batches in turns:
-                yield next(batches)
+            # The stream whose next global batch has the lowest number: they take turns.
+            number = min(streams, key=lambda own: self._given(own) * self._run.num_streams + own)
+            batch = next(streams[number])
+            if batch.state is not None:
+                self._latest[number] = batch.state
+            yield batch
 
-    def _upstream(self, hosted: range, worker: int, num_workers: int) -> Iterator[dict[str, Any]]:
+    def _given(self, stream: int) -> int:
+        state = self._latest.get(stream) or self._state.streams.get(stream)
+        return state.batches if state else 0
+
+    def _state_of(self, stream: int) -> StreamState:
+        state = self._state.streams.get(stream)
+        if state is None and batches_of(stream, self._run.num_streams, self._state.next_batch):
+            raise ConfigError(
+                f"the state lacks stream {stream}, which this worker hosts now; merge the states of all ranks with "
+                "merge_states before loading"
+            )
+        return state or StreamState(stream)
+
+    def _batches(self, state: StreamState) -> Iterator[PackedBatch]:
+        """The batches of one stream; behind the last one of a finite pass, padding or repetitions."""
+        tally = Tally()
+        tally.add(state.counts)
+        epochs, ended = self._pass_epochs, state.ended
+        for batch in () if ended and self._run.epochs else stream_pipeline(self._run, state, tally):
+            ended = ended or (epochs is not None and state.covers(epochs))
+            state = replace(batch.state, ended=ended)
+            batch.state = state
+            yield batch
+        while True:
+            state = replace(state, batches=state.batches + 1, ended=True)
+            yield padding_batch(self._run, state)
+
+    def _upstream(self, hosted: Sequence[int], worker: int, num_workers: int) -> Iterator[dict[str, Any]]:
         if len(hosted) != 1:
             raise ConfigError(
                 f'fidelity="upstream" was built for num_workers={self.num_workers} and the DataLoader has {num_workers}; '
@@ -166,9 +281,11 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             worker_id=worker,
             num_workers=num_workers,
         )
-        yield from stream_pipeline(
-            self._run, hosted[0], self.tally, draws=CallOrderDraws(seed), worker=worker
-        )
+        tally, stream = Tally(), hosted[0]
+        for batch in upstream_pipeline(self._run, stream, worker, CallOrderDraws(seed), tally):
+            # No bookmark, but its counts.
+            self._latest[stream] = StreamState(stream, counts=tally.as_dict())
+            yield batch
 
 
 def _shards_of(name: str, group: GroupConfig, info: Mapping[str, object]) -> tuple[Shard, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,6 +116,15 @@ class Tally:
     def drops(self, group: str) -> Mapping[Reason, int]:
         """How many samples of a group were dropped, by reason."""
         return {reason: count for (name, reason), count in sorted(self._drops.items()) if name == group}
+
+    def add(self, counts: Mapping[str, Any]) -> None:
+        """Add counts that another tally gave as a dict."""
+        for group, words in counts.items():
+            for word, count in words.items():
+                if word == "dropped":
+                    self._drops.update({(group, Reason(reason)): times for reason, times in count.items()})
+                else:
+                    self._counts[group, word] += count
 
     def as_dict(self) -> dict[str, dict[str, int | dict[str, int]]]:
         """Every count as plain JSON values, groups in the order of their names."""

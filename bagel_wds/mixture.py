@@ -71,10 +71,18 @@ class Mixture:
         """The next plan of a group; None if it has ended, and then it leaves the mixture."""
         member = self._groups.get(group)
         plan = next(member.plans, None) if member else None
-        if member and plan is None:
-            del self._groups[group]
-            self._reweigh()
+        if plan is None:
+            self.leave(group)
         return plan
+
+    def leave(self, group: str) -> None:
+        """Take a group out of the mixture."""
+        if self._groups.pop(group, None):
+            self._reweigh()
+
+    def has(self, group: str) -> bool:
+        """Whether a group is still in the mixture."""
+        return group in self._groups
 
     def __iter__(self) -> Mixture:
         return self

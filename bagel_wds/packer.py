@@ -60,6 +60,7 @@ class GreedyPacker:
     Attributes:
         held: samples that closed a pack, oldest first.
         buffer: samples set aside while a pack went on, oldest first.
+        overdue: the first held sample opens the next pack, ahead of the mandatory ones.
         deferred: how often a sample had to wait for a later pack.
     """
 
@@ -70,7 +71,7 @@ class GreedyPacker:
         self.deferred = 0
         self._pack: list[SamplePlan] = []
         self._position = 0
-        self._overdue = False
+        self.overdue = False
 
     def next_pack(self, supply: Supply) -> tuple[SamplePlan, ...] | None:
         """The plans of the next pack, in order; None when the supply has ended and nothing is left.
@@ -79,11 +80,11 @@ class GreedyPacker:
             ValueError: for a plan longer than any pack, which the plan stage should have dropped.
         """
         self._pack, self._position = [], 0
-        if self._overdue:
+        if self.overdue:
             self._add_if_it_fits(self.held.popleft())
         self._open_with_mandatory(supply)
         waiting = deque(plan for plan in self.held if not self._add_if_it_fits(plan))
-        self.held, self._overdue = waiting, bool(waiting)
+        self.held, self.overdue = waiting, bool(waiting)
         while self._position < self.limits.expected_num_tokens and self._fill_one(supply):
             pass
         return tuple(self._pack) or None

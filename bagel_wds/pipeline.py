@@ -1,26 +1,39 @@
-"""The pipeline of one stream: the stages in their order, as a `wds.DataPipeline`.
+"""The pipeline of one stream: the stages in their order, as a `wds.DataPipeline`, from wherever the stream is.
 
-shards -> read -> shuffle -> decode -> plan   (one a group)
-                                         mix -> pack -> materialize
+shards -> read -> shuffle -> decode -> plan                              one a group
+-> mix -> pack -> materialize one a stream
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import torch
 import webdataset as wds
+import xxhash
 
 from bagel_wds import stages
+from bagel_wds.batch import PackedBatch
+from bagel_wds.bookmark import GroupBook, StreamBook
+from bagel_wds.errors import Tally
+from bagel_wds.layout import KEY_ORDER, lay_out
+from bagel_wds.reader import fetch
+from bagel_wds.records import Kind, SamplePlan, Segment
 from bagel_wds.shards import Shard, count_samples
+from bagel_wds.shuffle import ShuffleBuffer
+from bagel_wds.state import GroupState, StreamState, unpack_refs
+from bagel_wds.wiring import dropout_rates, groups_of, layout_rules, pack_limits, transforms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
-    from bagel_wds.config import BagelDatasetConfig
-    from bagel_wds.errors import Tally
+    from bagel_wds.config import BagelDatasetConfig, GroupConfig
+    from bagel_wds.records import SampleRef
     from bagel_wds.rng import Draws
 
 
@@ -36,6 +49,7 @@ class Run:
         num_streams: G.
         draw_seed: of every draw.
         order_seed: of the order of shards.
+        epochs: how many each group has; None goes on for ever.
     """
 
     config: BagelDatasetConfig
@@ -45,36 +59,141 @@ class Run:
     num_streams: int
     draw_seed: int
     order_seed: int
+    epochs: int | None = None
 
 
-def stream_pipeline(
-    run: Run, stream: int, tally: Tally, *, draws: Draws | None = None, worker: int | None = None
-) -> wds.DataPipeline:
-    """The endless packed batches of one stream.
+def stream_pipeline(run: Run, start: StreamState, tally: Tally) -> wds.DataPipeline:
+    """The packed batches of one stream, from a state on; each carries the state after it.
 
     Args:
         run: what the streams have in common.
-        stream: whose share of the shards is read.
+        start: where the stream is.
         tally: of samples read, packed and dropped.
-        draws: shared draws in call order, with `fidelity="upstream"` alone; samples then keep the order of the shards.
-        worker: number that `batch_data_indexes` gives instead of the stream's.
     """
-    config, seed = run.config, run.draw_seed
-    groups = {}
-    for name, listed in run.shards.items():
-        size = count_samples(listed)
-        shuffled = [] if draws else [stages.shuffle(config, name, seed=seed, stream=stream)]
-        groups[name] = wds.DataPipeline(
-            stages.shards(
-                listed, group=name, seed=run.order_seed, num_streams=run.num_streams, stream=stream
-            ),
-            stages.read(),
-            *shuffled,
-            stages.decode(config, name, tally=tally, group_size=size),
-            stages.plan(config, name, run.tokenizer, seed=seed, draws=draws, tally=tally, group_size=size),
-        )
+    config, seed, stream = run.config, run.draw_seed, start.stream
+    books = {name: _open_book(run, name, start.groups.get(name, GroupState())) for name in run.shards}
+    groups = {name: _group_pipeline(run, name, stream, tally, book=books[name]) for name in run.shards}
     return wds.DataPipeline(
-        stages.mix(groups, config, seed=seed, stream=stream, draws=draws),
-        stages.pack(config, stream=stream if worker is None else worker, draws=draws, tally=tally),
-        stages.materialize(config, run.special_tokens, tally=tally),
+        stages.mix(groups, config, seed=seed, stream=stream),
+        stages.pack(
+            config, stream=stream, tally=tally, book=StreamBook(start, books, partial(_replan, run, tally))
+        ),
+        stages.materialize(config, run.special_tokens, tally=tally, batches=start.batches),
     )
+
+
+def upstream_pipeline(run: Run, stream: int, worker: int, draws: Draws, tally: Tally) -> wds.DataPipeline:
+    """The endless batches of `fidelity="upstream"`: draws in call order, samples in the order of the shards.
+
+    Args:
+        run: with `fidelity="upstream"`.
+        stream: whose share of the shards is read.
+        worker: number that `batch_data_indexes` gives.
+        draws: in call order.
+        tally: of samples read, packed and dropped.
+    """
+    groups = {name: _group_pipeline(run, name, stream, tally, draws=draws) for name in run.shards}
+    return wds.DataPipeline(
+        stages.mix(groups, run.config, draws=draws),
+        stages.pack(run.config, stream=worker, draws=draws, tally=tally),
+        stages.materialize(run.config, run.special_tokens, tally=tally),
+    )
+
+
+def _group_pipeline(
+    run: Run,
+    name: str,
+    stream: int,
+    tally: Tally,
+    *,
+    book: GroupBook | None = None,
+    draws: Draws | None = None,
+) -> wds.DataPipeline:
+    """Shards to plans of one group; shuffled where there is a book."""
+    config, seed, size = run.config, run.draw_seed, count_samples(run.shards[name])
+    shuffled = [stages.shuffle(config, name, seed=seed, stream=stream, book=book)] if book else []
+    return wds.DataPipeline(
+        stages.shards(
+            run.shards[name],
+            group=name,
+            seed=run.order_seed,
+            num_streams=run.num_streams,
+            stream=stream,
+            epochs=run.epochs,
+            book=book,
+        ),
+        stages.read(book=book),
+        *shuffled,
+        stages.decode(config, name, tally=tally, group_size=size),
+        stages.plan(config, name, run.tokenizer, seed=seed, draws=draws, tally=tally, group_size=size),
+    )
+
+
+def _open_book(run: Run, group: str, state: GroupState) -> GroupBook:
+    """The book of a group as its state left it; what its shuffle held is fetched again."""
+    samples = fetch_samples(run.shards[group], unpack_refs(state.shuffled))
+    return GroupBook(state.cursor, ShuffleBuffer(samples, state.taken))
+
+
+def fetch_samples(shards: Sequence[Shard], refs: Sequence[SampleRef]) -> list[dict[str, Any]]:
+    """Samples of a group by their references, as `stages.read` gives them."""
+    found = fetch([(shards[ref.shard].url, ref.offset, ref.length) for ref in refs])
+    return [
+        stages.placed(sample, ref, shards[ref.shard].dataset) for sample, ref in zip(found, refs, strict=True)
+    ]
+
+
+def _replan(run: Run, tally: Tally, group: str, refs: Sequence[SampleRef]) -> Sequence[SamplePlan]:
+    """The plans of samples that were planned before.
+
+    They are not counted as read again. One that is dropped now (the budget was made smaller on purpose) is counted.
+    """
+    again = Tally()
+    decode = stages.decode(run.config, group, tally=again)
+    plan = stages.plan(run.config, group, run.tokenizer, seed=run.draw_seed, tally=again)
+    plans = list(plan(decode(fetch_samples(run.shards[group], refs))))
+    tally.add({group: {"dropped": again.drops(group)}})
+    return plans
+
+
+def padding_batch(run: Run, state: StreamState) -> PackedBatch:
+    """A batch without loss, for ranks that have no sample left: one empty text, its label's weight 0."""
+    rules = layout_rules(run.config, run.special_tokens)
+    text = SamplePlan("padding", "", (Segment(Kind.TEXT, 2, loss=True),), (), (), estimate=2)
+    batch = lay_out([text], rules)
+    batch["ce_loss_weights"] = torch.zeros_like(batch["ce_loss_weights"])
+    batch["batch_data_indexes"] = []
+    return PackedBatch({key: batch[key] for key in KEY_ORDER if key in batch}, state, is_padding=True)
+
+
+def fingerprint(run: Run) -> dict[str, Any]:
+    """What the batches of a run depend on, by part; a state says what it was, and `changes` compares."""
+    config, groups = run.config, groups_of(run.config)
+    return {
+        "draw_seed": run.draw_seed,
+        "order_seed": run.order_seed,
+        "shuffle": [config.shuffle_samples, config.shuffle_bytes],
+        "budget": asdict(pack_limits(config)),
+        "weights": {name: [group.weight, group.is_mandatory] for name, group in groups.items()},
+        "recipes": {name: _digest(_recipe_of(config, group)) for name, group in groups.items()},
+        "groups": {
+            name: _digest([[shard.dataset, shard.url.rpartition("/")[2], shard.samples] for shard in listed])
+            for name, listed in run.shards.items()
+        },
+    }
+
+
+def _recipe_of(config: BagelDatasetConfig, group: GroupConfig) -> list[Any]:
+    return [
+        group.recipe,
+        {str(kind): asdict(transform) for kind, transform in transforms_of(group).items()},
+        asdict(group.frame_sampler_args),
+        asdict(dropout_rates(config)),
+        config.allow_control_tokens,
+        config.vae_image_downsample,
+        config.vit_patch_size,
+    ]
+
+
+def _digest(value: object) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(value, sort_keys=True).encode())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tarfile
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow.parquet as pq
@@ -18,13 +19,17 @@ from bagel_wds.errors import ShardError
 from bagel_wds.schema import split_member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 Sample = dict[str, Any]
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_MEMBER_BYTES = 4 << 30
 """A member above this is refused."""
+MAX_GAP = 256 << 10
+"""Samples no further apart are fetched in one read."""
+MAX_READ = 32 << 20
+"""A read of several samples starts its last one no further on."""
 MAX_MEMBERS = 100_000
 """A sample of more members is refused."""
 
@@ -62,15 +67,14 @@ class Member:
     data: bytes
 
 
-def walk_members(file: BinaryIO, url: str, offset: int = 0) -> Iterator[Member]:
-    """The regular files of a tar, from a header at `offset` to the end-of-archive marker.
+def walk_members(file: BinaryIO, url: str, offset: int = 0, end: int | None = None) -> Iterator[Member]:
+    """The regular files of a tar from where the file stands, at `offset`, to the end-of-archive marker, or to `end`.
 
     Raises:
         ShardError: if the tar is compressed, broken, ends early or goes on behind its end.
     """
-    file.seek(offset)
     start, long_name, pax_size = offset, None, None
-    while (header := _read_header(file, url, offset)) is not None:
+    while offset != end and (header := _read_header(file, url, offset)) is not None:
         size = 0 if header.type in _NO_DATA else header.size
         if pax_size is not None and header.type not in (*_NO_DATA, *_EXTENSIONS):
             size = pax_size
@@ -185,7 +189,47 @@ def walk_shard(url: str, offset: int = 0) -> Iterator[Sample]:
     except OSError as error:
         raise ShardError(f"{url}: the shard cannot be opened: {error}") from error
     with opened as file:
+        file.seek(offset)
         yield from _group(walk_members(file, url, offset), url)
+
+
+def fetch(places: Sequence[tuple[str, int, int]]) -> list[Sample]:
+    """Samples by their places, in that order, with few reads: neighbours in a shard are read together.
+
+    Args:
+        places: (url, offset, length) of each, as `walk_shard` gave them.
+
+    Raises:
+        ShardError: as `walk_shard`, and if there is no whole sample at a place.
+    """
+    samples: dict[tuple[str, int], Sample] = {}
+    for url, spans in _runs(places):
+        first, last = spans[0], spans[-1]
+        data = storage.read_range(url, first[0], sum(last) - first[0])
+        for offset, length in spans:
+            part = BytesIO(data[offset - first[0] : offset - first[0] + length])
+            found = list(_group(walk_members(part, url, offset, offset + length), url))
+            if len(found) != 1:
+                raise ShardError(
+                    f"{url}: bytes {offset} to {offset + length} hold {len(found)} samples where one was"
+                )
+            samples[url, offset] = found[0]
+    return [dict(samples[url, offset]) for url, offset, _ in places]
+
+
+def _runs(places: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """(url, (offset, length) of samples that are read together), by shard and offset."""
+    run: list[tuple[int, int]] = []
+    run_url = ""
+    for url, offset, length in sorted(set(places)):
+        near = run and url == run_url and offset <= sum(run[-1]) + MAX_GAP and offset - run[0][0] <= MAX_READ
+        if run and not near:
+            yield run_url, run
+            run = []
+        run_url = url
+        run.append((offset, length))
+    if run:
+        yield run_url, run
 
 
 def _group(members: Iterator[Member], url: str) -> Iterator[Sample]:
@@ -234,17 +278,30 @@ def read_offsets(index_url: str) -> list[int]:
 
 
 def walk_slice(
-    url: str, start: int = 0, stop: int | None = None, step: int = 1, index_url: str | None = None
+    url: str,
+    start: int = 0,
+    stop: int | None = None,
+    step: int = 1,
+    index_url: str | None = None,
+    at: tuple[int, int] | None = None,
 ) -> Iterator[Sample]:
     """Samples `start`, `start + step`, ... before `stop` of a shard, counted from 0.
 
     With an index the reader goes straight to the first; without, it reads past what comes before.
 
+    Args:
+        url: of the shard.
+        start: ordinal of the first.
+        stop: ordinal before which to stop; None is the shard's end.
+        step: from each to the next.
+        index_url: of the shard's index.
+        at: (ordinal, offset) to go on from instead of the first.
+
     Raises:
         ShardError: as `walk_shard`, and if the shard has fewer than `stop` samples: then what counted them is stale.
     """
-    offset, ordinal = 0, 0
-    if index_url is not None and start > 0:
+    ordinal, offset = at or (0, 0)
+    if at is None and index_url is not None and start > 0:
         offsets = read_offsets(index_url)
         if start >= len(offsets):
             if stop is not None and start < stop:

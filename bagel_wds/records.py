@@ -31,6 +31,23 @@ class SampleRef:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where the reading of a group stands in one stream: the next sample.
+
+    Attributes:
+        epoch: the group's epoch, from 0.
+        piece: number of the slice in the stream's share of that epoch.
+        ordinal: number of the sample in the slice's shard.
+        offset: where it starts, in bytes; -1 at the start of a slice, where the index tells.
+    """
+
+    epoch: int = 0
+    piece: int = 0
+    ordinal: int = -1
+    offset: int = -1
+
+
 class Picture(Protocol):
     """One encoded image: its size is read from the header, its pixels by `bagel_wds.images` when wanted."""
 
@@ -171,10 +188,12 @@ class Pack:
     Attributes:
         plans: in the order of the pack.
         stream: number of the stream that made it, `worker_id` in `batch_data_indexes`.
+        state: where the stream is after it, a `StreamState`; None where a stage keeps no bookmark.
     """
 
     plans: tuple[SamplePlan, ...]
     stream: int = 0
+    state: object = None
 
     @property
     def length(self) -> int:

@@ -18,6 +18,7 @@ from braceexpand import braceexpand
 from bagel_wds import storage
 from bagel_wds.errors import ConfigError, ShardError
 from bagel_wds.manifest import MANIFEST_NAME, read_manifest
+from bagel_wds.records import Cursor
 from bagel_wds.rng import KeyedDraws
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class ShardSlice:
         shard: number of the shard in the group's table.
         url, dataset, index_url: of the shard.
         epoch: the group's epoch, from 0.
+        piece: number of the slice in the stream's share of the epoch.
         start, stop, step: ordinals of samples; `stop` None is the shard's end.
     """
 
@@ -57,6 +59,7 @@ class ShardSlice:
     dataset: str
     index_url: str | None
     epoch: int
+    piece: int = 0
     start: int = 0
     stop: int | None = None
     step: int = 1
@@ -156,9 +159,16 @@ def count_samples(shards: Sequence[Shard]) -> int | None:
 
 
 def walk_epochs(
-    shards: Sequence[Shard], *, seed: int, group: str, num_streams: int = 1, stream: int = 0
+    shards: Sequence[Shard],
+    *,
+    seed: int,
+    group: str,
+    num_streams: int = 1,
+    stream: int = 0,
+    start: Cursor = Cursor(),  # noqa: B008 - a frozen value
+    epochs: int | None = None,
 ) -> Iterator[ShardSlice]:
-    """A stream's slices, epoch after epoch, for ever.
+    """A stream's slices, epoch after epoch.
 
     Where no sidecar tells how many samples there are, an epoch is divided by whole shards, or, with fewer shards than
     streams, by every G-th sample of each.
@@ -169,6 +179,8 @@ def walk_epochs(
         group: name of the group.
         num_streams: G.
         stream: 0..G-1.
+        start: the first slice is the one that it names.
+        epochs: how many epochs there are; None goes on for ever.
 
     Raises:
         ConfigError: if the shards hold no sample.
@@ -178,17 +190,15 @@ def walk_epochs(
             f"group {group!r} has no sample in its {len(shards)} shards; point its `shards:` at some that have"
         )
     draws = KeyedDraws(seed, "shards", group)
-    for epoch in count():
+    for epoch in count(start.epoch) if epochs is None else range(start.epoch, epochs):
         order = draws.permutation(len(shards), f"epoch:{epoch}")
-        part = (stream + epoch) % num_streams
-        yield from (
-            ShardSlice(
-                number, shards[number].url, shards[number].dataset, shards[number].index_url, epoch, *bounds
-            )
-            for number, bounds in _share(
-                [shards[number].samples for number in order], order, num_streams, part
-            )
+        share = _share(
+            [shards[number].samples for number in order], order, num_streams, (stream + epoch) % num_streams
         )
+        for piece, (number, bounds) in enumerate(share):
+            shard = shards[number]
+            if epoch > start.epoch or piece >= start.piece:
+                yield ShardSlice(number, shard.url, shard.dataset, shard.index_url, epoch, piece, *bounds)
 
 
 def _share(

@@ -29,24 +29,26 @@ that the stages share; without one, they are only logged.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bagel_wds import reader
-from bagel_wds.batch import SimpleCustomBatch
+from bagel_wds.batch import PackedBatch, SimpleCustomBatch
 from bagel_wds.config import Fidelity
 from bagel_wds.decode import decode_sample
 from bagel_wds.drops import Drops
-from bagel_wds.errors import BadSample, ConfigError, Reason, Tally
+from bagel_wds.errors import BadSample, ConfigError, Reason, ShardError, Tally
 from bagel_wds.materialize import materialize_pack
 from bagel_wds.mixture import MixGroup, Mixture
 from bagel_wds.packer import GreedyPacker, UpstreamPacker
 from bagel_wds.planners import settle
 from bagel_wds.planners.build import check_views
-from bagel_wds.records import Pack, RawSample, SamplePlan, SampleRef
+from bagel_wds.records import Cursor, Pack, RawSample, SamplePlan, SampleRef
 from bagel_wds.rng import Draws, KeyedDraws
 from bagel_wds.shards import Shard, ShardSlice, list_shards, walk_epochs
 from bagel_wds.shuffle import shuffle as shuffle_samples
+from bagel_wds.state import StreamState
 from bagel_wds.wiring import (
     dropout_rates,
     groups_of,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+    from bagel_wds.bookmark import GroupBook, StreamBook
     from bagel_wds.config import BagelDatasetConfig, GroupConfig
     from bagel_wds.layout import LayoutRules
     from bagel_wds.materialize import ViewLoader
@@ -78,8 +81,10 @@ def shards(
     seed: int = 0,
     num_streams: int = 1,
     stream: int = 0,
+    epochs: int | None = None,
+    book: GroupBook | None = None,
 ) -> Callable[[], Iterator[Sample]]:
-    """A stream's share of the shards, epoch after epoch, for ever, in an order that `seed` gives.
+    """A stream's share of the shards, epoch after epoch, in an order that `seed` gives.
 
     Args:
         source: a manifest, folder, tar, brace pattern, or list of these; or shards already listed.
@@ -87,45 +92,81 @@ def shards(
         seed: orders the shards.
         num_streams: how many streams share an epoch.
         stream: which of them this is.
+        epochs: how many; None goes on for ever.
+        book: its cursor says where to start.
     """
     if isinstance(source, str):
         source = list_shards(source)
     listed = [
         shard for part in source for shard in ([part] if isinstance(part, Shard) else list_shards(part))
     ]
-    return partial(_shards, listed, group, seed, num_streams, stream)
+    walk = partial(
+        walk_epochs, listed, seed=seed, group=group, num_streams=num_streams, stream=stream, epochs=epochs
+    )
+    return partial(_shards, walk, book)
 
 
-def _shards(listed: list[Shard], group: str, seed: int, num_streams: int, stream: int) -> Iterator[Sample]:
-    for piece in walk_epochs(listed, seed=seed, group=group, num_streams=num_streams, stream=stream):
+def _shards(walk: Callable[..., Iterator[ShardSlice]], book: GroupBook | None) -> Iterator[Sample]:
+    for piece in walk(start=book.cursor) if book else walk():
         yield {"url": piece.url, "__slice__": piece}
 
 
-def read() -> Callable[[Iterable[Sample]], Iterator[Sample]]:
-    """Tars to samples, in order, each with its place (`__ref__`); takes webdataset's `{"url"}` too."""
-    return _read
+def read(*, book: GroupBook | None = None) -> Callable[[Iterable[Sample]], Iterator[Sample]]:
+    """Tars to samples, in order, each with its place (`__ref__`); takes webdataset's `{"url"}` too.
+
+    Args:
+        book: its cursor says where to start, and is kept on the sample that comes next.
+    """
+    return partial(_read, book=book)
 
 
-def _read(urls: Iterable[Sample]) -> Iterator[Sample]:
+def _read(urls: Iterable[Sample], *, book: GroupBook | None) -> Iterator[Sample]:
+    start = book.cursor if book else Cursor()
+    barren = 0
     for number, item in enumerate(urls):
-        piece = item.get("__slice__") or ShardSlice(number, item["url"], "", None, 0)
-        for sample in reader.walk_slice(piece.url, piece.start, piece.stop, piece.step, piece.index_url):
+        piece = item.get("__slice__") or ShardSlice(number, item["url"], "", None, epoch=0)
+        going_on = start.offset >= 0 and (piece.epoch, piece.piece) == (start.epoch, start.piece)
+        at = (start.ordinal, start.offset) if going_on else None
+        found = False
+        for sample in reader.walk_slice(piece.url, piece.start, piece.stop, piece.step, piece.index_url, at):
             offset, length = sample["__ref__"]
-            sample["__ref__"] = SampleRef(piece.shard, offset, length, piece.epoch)
-            sample["__data_indexes__"] = (piece.shard, sample.pop("__ordinal__"))
-            sample["__dataset__"] = piece.dataset
-            yield sample
+            ordinal = sample.pop("__ordinal__")
+            if book:
+                book.cursor = Cursor(piece.epoch, piece.piece, ordinal + 1, offset + length)
+            found = True
+            yield placed(sample, SampleRef(piece.shard, offset, length, piece.epoch), piece.dataset)
+        barren = 0 if found else barren + 1
+        if barren > MAX_EMPTY_SHARDS:
+            raise ShardError(f"{piece.url}: no sample in it, nor in the {MAX_EMPTY_SHARDS} shards before")
+
+
+MAX_EMPTY_SHARDS = 10_000
+"""So many shards in a row without a sample end a run, rather than leave it searching for ever."""
+
+
+def placed(sample: Sample, ref: SampleRef, dataset: str) -> Sample:
+    """A sample that knows where it lies, for the stages after it."""
+    sample["__ref__"] = ref
+    sample["__data_indexes__"] = (ref.shard, ref.offset)
+    sample["__dataset__"] = dataset
+    return sample
 
 
 def shuffle(
-    config: BagelDatasetConfig, group: str = "", *, seed: int = 0, stream: int = 0
+    config: BagelDatasetConfig,
+    group: str = "",
+    *,
+    seed: int = 0,
+    stream: int = 0,
+    book: GroupBook | None = None,
 ) -> Callable[[Iterable[Sample]], Iterator[Sample]]:
-    """A buffer shuffle bounded by `shuffle_samples` and `shuffle_bytes`."""
+    """A buffer shuffle bounded by `shuffle_samples` and `shuffle_bytes`; a book's buffer is the one it works in."""
     return partial(
         shuffle_samples,
         draws=KeyedDraws(seed, "shuffle", group, stream),
         max_samples=config.shuffle_samples,
         max_bytes=config.shuffle_bytes,
+        buffer=book.buffer if book else None,
     )
 
 
@@ -287,7 +328,12 @@ def _mix(members: Mapping[str, tuple[Iterable[SamplePlan], GroupConfig]], draws:
 
 
 def pack(
-    config: BagelDatasetConfig, *, stream: int = 0, draws: Draws | None = None, tally: Tally | None = None
+    config: BagelDatasetConfig,
+    *,
+    stream: int = 0,
+    draws: Draws | None = None,
+    tally: Tally | None = None,
+    book: StreamBook | None = None,
 ) -> Callable[[Iterable[SamplePlan]], Iterator[Pack]]:
     """Choose plans that fill a token budget; takes a `Mixture`, or any iterator of plans as one group.
 
@@ -296,6 +342,7 @@ def pack(
         stream: number of this producer, `worker_id` in `batch_data_indexes`.
         draws: shared draws in call order, only with `fidelity="upstream"`.
         tally: where lost and over-long samples of `fidelity="upstream"` are counted.
+        book: what to start with; each pack then carries the state after it. Not with `fidelity="upstream"`.
     """
     return partial(
         _pack,
@@ -304,6 +351,7 @@ def pack(
         draws=_shared_draws(config, draws),
         stream=stream,
         tally=tally,
+        book=book,
     )
 
 
@@ -315,6 +363,7 @@ def _pack(
     draws: Draws | None,
     stream: int,
     tally: Tally | None,
+    book: StreamBook | None,
 ) -> Iterator[Pack]:
     supply = (
         plans
@@ -322,17 +371,20 @@ def _pack(
         else Mixture([MixGroup("plans", iter(plans))], draws or KeyedDraws(0))
     )
     counted = Tally() if tally is None else tally
-    packer: GreedyPacker | UpstreamPacker
-    if draws is None:
-        packer = GreedyPacker(limits)
-    else:
-        packer = UpstreamPacker(
+    if draws is not None:
+        upstream = UpstreamPacker(
             limits,
             settle=lambda planned: settle(planned, rates, draws, upstream=True),
             gone=lambda planned, why: _count_gone(counted, planned, why),
         )
+        while (packed := upstream.next_pack(supply)) is not None:
+            yield Pack(packed, stream)
+        return
+    packer = GreedyPacker(limits)
+    if book:
+        book.restore(packer, supply)
     while (packed := packer.next_pack(supply)) is not None:
-        yield Pack(packed, stream)
+        yield Pack(packed, stream, book.snapshot(packer, supply) if book else None)
 
 
 def _count_gone(tally: Tally, planned: SamplePlan, why: str) -> None:
@@ -340,20 +392,32 @@ def _count_gone(tally: Tally, planned: SamplePlan, why: str) -> None:
 
 
 def materialize(
-    config: BagelDatasetConfig, special_tokens: Mapping[str, object], *, tally: Tally | None = None
-) -> Callable[[Iterable[Pack]], Iterator[dict[str, Any]]]:
-    """Decode the images of a pack and lay it out as upstream's dict of tensors."""
+    config: BagelDatasetConfig,
+    special_tokens: Mapping[str, object],
+    *,
+    tally: Tally | None = None,
+    batches: int = 0,
+) -> Callable[[Iterable[Pack]], Iterator[PackedBatch]]:
+    """Decode the images of a pack and lay it out as upstream's dict of tensors, with the pack's state as `.state`.
+
+    Args:
+        config: holds transforms and tables.
+        special_tokens: the ids that `add_special_tokens` returned.
+        tally: where packed samples, and those that cannot be decoded, are counted.
+        batches: how many batches the stream has given before.
+    """
     return partial(
         _materialize,
         rules=layout_rules(config, special_tokens),
         load=view_loader(groups_of(config)),
         tally=tally,
+        batches=batches,
     )
 
 
 def _materialize(
-    packs: Iterable[Pack], *, rules: LayoutRules, load: ViewLoader, tally: Tally | None
-) -> Iterator[dict[str, Any]]:
+    packs: Iterable[Pack], *, rules: LayoutRules, load: ViewLoader, tally: Tally | None, batches: int
+) -> Iterator[PackedBatch]:
     tally = Tally() if tally is None else tally
     drops: dict[str, Drops] = {}
 
@@ -364,11 +428,16 @@ def _materialize(
         batch = materialize_pack(pack_, rules, load, on_bad)
         if batch is None:
             continue
+        batches += 1
         for origin in batch["batch_data_indexes"]:
             tally[origin["dataset_name"], "packed"] += 1
             if origin["dataset_name"] in drops:
                 drops[origin["dataset_name"]].good()
-        yield batch
+        state = pack_.state
+        if isinstance(state, StreamState):
+            yield PackedBatch(batch, replace(state, batches=batches, counts=tally.as_dict()))
+        else:
+            yield PackedBatch(batch)
 
 
 def collate() -> Callable[[Iterable[dict[str, Any]]], Iterator[SimpleCustomBatch]]:

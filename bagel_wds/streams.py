@@ -35,13 +35,16 @@ def check_split(num_streams: int, world_size: int, num_workers: int) -> None:
         )
 
 
-def streams_of(num_streams: int, *, rank: int, world_size: int, worker: int, num_workers: int) -> range:
+def streams_of(
+    num_streams: int, *, rank: int, world_size: int, worker: int, num_workers: int, first: int = 0
+) -> list[int]:
     """The streams that a worker hosts, in the order in which it takes turns between them.
 
-    Rank r of R consumes global batches r, r + R, ...; its DataLoader takes them from its W workers in turn, so
-    worker w makes batches r + R*w, then R*W further on, and batch n comes from stream n mod G.
+    From global batch `first` on, rank r of R consumes batches first + r, first + r + R, ...; its DataLoader takes them
+    from its W workers in turn, so worker w makes batch first + r + R*w, then those R*W further on, and batch n comes
+    from stream n mod G.
 
-    >>> list(streams_of(8, rank=1, world_size=2, worker=0, num_workers=2))
+    >>> streams_of(8, rank=1, world_size=2, worker=0, num_workers=2)
     [1, 5]
 
     Raises:
@@ -53,4 +56,5 @@ def streams_of(num_streams: int, *, rank: int, world_size: int, worker: int, num
         raise ConfigError(
             f"there is no worker {worker} of rank {rank}: ranks are 0..{world_size - 1}, workers 0..{workers - 1}"
         )
-    return range(rank + world_size * worker, num_streams, world_size * workers)
+    turns = range(rank + world_size * worker, num_streams, world_size * workers)
+    return [(first + turn) % num_streams for turn in turns]

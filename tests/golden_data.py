@@ -34,8 +34,9 @@ def load_arrays(name: str) -> Any:
     return np.load(GOLDEN / name)
 
 
+@cache
 def tokenizer() -> PreTrainedTokenizerBase:
-    """The golden tokenizer, with BAGEL's tokens added."""
+    """The golden tokenizer, with BAGEL's tokens added; one for all tests."""
     return add_special_tokens(plain_tokenizer())[0]
 
 

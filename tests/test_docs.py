@@ -38,10 +38,14 @@ def test_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
     printed = [run(language, block, tmp_path) for language, block in BLOCKS]
 
-    assert [language for language, _ in BLOCKS] == ["bash", "bash", "bash", "python", "python"]
+    assert [language for language, _ in BLOCKS] == ["bash", "bash", "bash", "python", "python", "python"]
     assert "vlm_sft" in printed[2] or "vlm" in printed[2]
     assert re.fullmatch(r"\d+ torch.Size\(\[\d+, 3, \d+, \d+\]\) torch.Size\(\[\d+\]\)\n", printed[3])
     assert len(printed[4].splitlines()) >= 1
+    assert printed[5].strip().isdigit()
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/resume.md").read_text(), flags=re.DOTALL):
+        assert "'batches': 4" in run("python", block, tmp_path)
+        assert "'batches': 8" in run("python", block, tmp_path)
     assert (tmp_path / "demo-data/converted/dataset_info.yaml").exists()
     assert len(list((tmp_path / "demo-data/one").rglob("*.tar"))) == 3
 

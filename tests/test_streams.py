@@ -20,7 +20,7 @@ MACHINES = [
 """Legal (G, R, W)."""
 
 
-def hosted(num_streams: int, ranks: int, workers: int) -> list[list[range]]:
+def hosted(num_streams: int, ranks: int, workers: int) -> list[list[list[int]]]:
     """The streams of each worker of each rank."""
     return [
         [
@@ -129,3 +129,25 @@ def test_an_illegal_split_is_refused_with_the_nearest_legal_one(
 def test_a_rank_or_worker_that_is_not_there_is_refused(rank: int, worker: int) -> None:
     with pytest.raises(ConfigError, match=f"no worker {worker} of rank {rank}: ranks are 0..1, workers 0..1"):
         streams_of(8, rank=rank, world_size=2, worker=worker, num_workers=2)
+
+
+@pytest.mark.parametrize(("streams", "ranks", "workers"), [(8, 2, 2), (12, 3, 2), (6, 1, 3), (4, 4, 1)])
+@pytest.mark.parametrize("first", [0, 1, 5, 12, 31])
+def test_run_that_goes_on_at_a_batch_keeps_the_order_of_streams(
+    streams: int, ranks: int, workers: int, first: int
+) -> None:
+    steps = 3 * streams // ranks
+    taken = [[0] * ranks for _ in range(steps)]
+    for rank in range(ranks):
+        turns = [
+            cycle(
+                streams_of(streams, rank=rank, world_size=ranks, worker=w, num_workers=workers, first=first)
+            )
+            for w in range(workers)
+        ]
+        for step in range(steps):
+            taken[step][rank] = next(turns[step % workers])
+
+    assert [stream for step in taken for stream in step] == [
+        (first + n) % streams for n in range(steps * ranks)
+    ]

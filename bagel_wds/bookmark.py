@@ -1,0 +1,114 @@
+"""Where a stream is, while it runs: its stages write here, and a bookmark is read off between two packs.
+
+Between two packs every stage stands still at a sample, so that a few numbers and references say all: the cursor of each
+group, what its shuffle holds, what the packer holds back, and how many draws of a group there were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bagel_wds.errors import ConfigError
+from bagel_wds.records import Cursor, SamplePlan, SampleRef
+from bagel_wds.shuffle import ShuffleBuffer
+from bagel_wds.state import GroupState, StreamState, pack_refs, unpack_refs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from bagel_wds.mixture import Mixture
+    from bagel_wds.packer import GreedyPacker
+    from bagel_wds.state import Refs
+
+    Replan = Callable[[str, Sequence[SampleRef]], Sequence[SamplePlan]]
+
+
+@dataclass
+class GroupBook:
+    """Where one group is.
+
+    Attributes:
+        cursor: the next sample to read; at the start, where to go on from.
+        buffer: of the shuffle.
+    """
+
+    cursor: Cursor = field(default_factory=Cursor)
+    buffer: ShuffleBuffer = field(default_factory=ShuffleBuffer)
+
+
+@dataclass
+class StreamBook:
+    """Where one stream is.
+
+    Attributes:
+        start: the state that the stream went on from.
+        groups: where each group is.
+        replan: plans of samples of a group by their references.
+        batches: how many batches the stream has given.
+    """
+
+    start: StreamState
+    groups: Mapping[str, GroupBook]
+    replan: Replan
+    batches: int = 0
+
+    def __post_init__(self) -> None:
+        self.batches = self.start.batches
+
+    def restore(self, packer: GreedyPacker, mixture: Mixture) -> None:
+        """Give packer and mixture what they had."""
+        packer.held.extend(self._plans(*self.start.held))
+        packer.buffer.extend(self._plans(*self.start.buffer))
+        packer.overdue = self.start.overdue and bool(packer.held)
+        packer.deferred = self.start.deferred
+        mixture.picks = self.start.picks
+        for name, group in self.start.groups.items():
+            if group.ended:
+                mixture.leave(name)
+
+    def _plans(self, groups: Sequence[str], refs: Refs) -> Iterable[SamplePlan]:
+        listed = unpack_refs(refs)
+        by_group = {
+            name: [ref for ref, own in zip(listed, groups, strict=True) if own == name] for name in groups
+        }
+        plans = {name: iter(self.replan(name, own)) for name, own in by_group.items()}
+        # A sample may be gone that planned well before: the budget, or the recipe, was changed on purpose.
+        return [plan for name in groups if (plan := next(plans[name], None)) is not None]
+
+    def snapshot(self, packer: GreedyPacker, mixture: Mixture) -> StreamState:
+        """The state after the pack that was just closed.
+
+        Raises:
+            ConfigError: if a reader among the stages gives no references.
+        """
+        return StreamState(
+            stream=self.start.stream,
+            groups={
+                name: GroupState(
+                    cursor=book.cursor,
+                    shuffled=pack_refs(_ref_of(sample.get("__ref__")) for sample in book.buffer.samples),
+                    taken=book.buffer.taken,
+                    ended=not mixture.has(name),
+                )
+                for name, book in self.groups.items()
+            },
+            picks=mixture.picks,
+            held=_waiting(packer.held),
+            buffer=_waiting(packer.buffer),
+            overdue=packer.overdue,
+            deferred=packer.deferred,
+        )
+
+
+def _waiting(plans: Iterable[SamplePlan]) -> tuple[tuple[str, ...], Refs]:
+    listed = list(plans)
+    return tuple(plan.group for plan in listed), pack_refs(_ref_of(plan.ref) for plan in listed)
+
+
+def _ref_of(ref: object) -> SampleRef:
+    if not isinstance(ref, SampleRef):
+        raise ConfigError(
+            "a sample has no reference: bookmarks need the stage `read` of this project as the reader"
+        )
+    return ref
