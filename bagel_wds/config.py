@@ -147,8 +147,11 @@ def _parse_group(name: str, entry: object) -> GroupConfig:
     group = validate(GroupConfig, entry, f"group {name!r}")
     recipe = group.recipe or BUILT_IN_RECIPES.get(name)
     if recipe is None:
+        close = difflib.get_close_matches(name, BUILT_IN_RECIPES, n=1)
         raise ConfigError(
-            f"group {name!r} is none of {', '.join(BUILT_IN_RECIPES)}; name its recipe with `recipe: t2i`, `vlm` or `edit`"
+            f"group {name!r} is none of {', '.join(BUILT_IN_RECIPES)}; "
+            + (f"did you mean {close[0]!r}? Else " if close else "")
+            + "name its recipe with `recipe: t2i`, `vlm` or `edit`"
         )
     if not 0 <= group.weight < math.inf:
         raise ConfigError(f"group {name!r}: weight={group.weight} must be a number from 0 on")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import difflib
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from bagel_wds import storage
 from bagel_wds.config import BagelDatasetConfig, Fidelity, GroupConfig, resolve_mapping
 from bagel_wds.errors import ConfigError, Tally
 from bagel_wds.pipeline import Run, fingerprint, padding_batch, stream_pipeline, upstream_pipeline
@@ -18,7 +20,7 @@ from bagel_wds.rng import CallOrderDraws, upstream_iter_seed
 from bagel_wds.shards import Shard, count_samples, list_shards
 from bagel_wds.state import ALLOWED, LoaderState, StreamState, batches_of, changes, stats_of
 from bagel_wds.streams import check_split, streams_of
-from bagel_wds.tokens import control_ids
+from bagel_wds.tokens import check_tokenizer, control_ids
 from bagel_wds.wiring import groups_of, resolve
 
 if TYPE_CHECKING:
@@ -100,7 +102,12 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         if dataset_info is not None:
             config = replace(config, dataset_info=dataset_info, dataset_info_path=None)
         info = resolve_mapping(config.dataset_info, config.dataset_info_path, "dataset_info")
-        shards = {name: _shards_of(name, group, info) for name, group in groups_of(config).items()}
+        ids = control_ids(special_tokens)
+        check_tokenizer(tokenizer, ids)
+        folder = config.dataset_info_path and storage.parent(config.dataset_info_path)
+        shards = {
+            name: _shards_of(name, group, info, folder or None) for name, group in groups_of(config).items()
+        }
         self.rank = local_rank
         self.world_size = world_size
         self.num_workers = num_workers
@@ -116,7 +123,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             config=config,
             shards=shards,
             tokenizer=tokenizer,
-            special_tokens=control_ids(special_tokens),
+            special_tokens=ids,
             num_streams=num_streams,
             draw_seed=config.data_seed if global_seed is None else global_seed,
             order_seed=config.data_seed,
@@ -219,14 +226,19 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        hosted = streams_of(
-            self._run.num_streams,
-            rank=self.rank,
-            world_size=self.world_size,
-            worker=worker,
-            num_workers=num_workers,
-            first=self._state.next_batch,
-        )
+        try:
+            hosted = streams_of(
+                self._run.num_streams,
+                rank=self.rank,
+                world_size=self.world_size,
+                worker=worker,
+                num_workers=num_workers,
+                first=self._state.next_batch,
+            )
+        except ConfigError as error:
+            raise ConfigError(
+                f"the dataset was built for num_workers={self.num_workers}, and the DataLoader has {num_workers}: {error}"
+            ) from error
         if self._run.config.fidelity == Fidelity.UPSTREAM:
             yield from self._upstream(hosted, worker, num_workers)
             return
@@ -288,8 +300,12 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             yield batch
 
 
-def _shards_of(name: str, group: GroupConfig, info: Mapping[str, object]) -> tuple[Shard, ...]:
+def _shards_of(
+    name: str, group: GroupConfig, info: Mapping[str, object], folder: str | None
+) -> tuple[Shard, ...]:
     """The shards of a group's datasets, in the order of `dataset_names`.
+
+    A relative path is looked for from the current folder, then from that of the info file.
 
     Raises:
         ConfigError: for a dataset that the info lacks, or one that is not in shards.
@@ -326,10 +342,21 @@ def _shards_of(name: str, group: GroupConfig, info: Mapping[str, object]) -> tup
             raise ConfigError(
                 f"{where}: shards is {spec!r}; a path, a pattern or a list of them belongs there"
             )
-        shards += list_shards(spec, dataset)
+        shards += _listed(spec, dataset, where, folder)
     if count_samples(shards) == 0:
         raise ConfigError(f"group {name!r}: its {len(shards)} shards hold no sample")
     return tuple(shards)
+
+
+def _listed(spec: str | list[str], dataset: str, where: str, folder: str | None) -> list[Shard]:
+    try:
+        return list_shards(spec, dataset)
+    except ConfigError as error:
+        paths = [spec] if isinstance(spec, str) else spec
+        if folder is not None:
+            with suppress(ConfigError):
+                return list_shards([storage.join(folder, path) for path in paths], dataset)
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def make_bagel_multimodal_dataset(  # noqa: D417 - the fields are described where they live

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LEAST_IN_A_ROW = 1000
+"""A shuffle buffer holds a small group many times over, so that one bad sample may come a few times in a row."""
+
 
 class Drops:
     """Counts dropped samples of a group, tells of them, and stops a run that drops everything.
@@ -19,8 +22,8 @@ class Drops:
     Args:
         group: name of the group.
         tally: where they are counted.
-        group_size: so many drops in a row are a whole epoch without a usable sample; None if it is not known, and
-            then two epochs without one are.
+        group_size: so many drops in a row, and never fewer than `LEAST_IN_A_ROW`, are a whole epoch without a usable
+            sample. None if it is not known: then they have to reach over two epochs.
     """
 
     def __init__(self, group: str, tally: Tally | None, group_size: int | None = None) -> None:
@@ -48,11 +51,12 @@ class Drops:
         self._in_a_row += 1
         epoch = ref.epoch if ref else 0
         self._since_epoch = epoch if self._since_epoch is None else self._since_epoch
-        whole_epoch = (
+        over_an_epoch = (
             self._in_a_row >= self._group_size
             if self._group_size is not None
             else epoch >= self._since_epoch + 2
         )
+        whole_epoch = over_an_epoch and self._in_a_row >= LEAST_IN_A_ROW
         if whole_epoch:
             reasons = ", ".join(
                 f"{reason} {count}" for reason, count in self._tally.drops(self._group).items()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from itertools import count
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -19,7 +24,7 @@ from bagel_wds.state import LoaderState, batches_of, merge_states, stats_of
 from bagel_wds.streams import check_split
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from bagel_wds.datasets import PackedDataset
     from bagel_wds.state import StreamState
@@ -80,7 +85,11 @@ class PackedLoader:
         self._num_workers = num_workers
         self._options = options
         if num_workers:
-            self._options["multiprocessing_context"] = multiprocessing_context
+            own = options.pop("worker_init_fn", None)
+            self._options |= {
+                "multiprocessing_context": multiprocessing_context,
+                "worker_init_fn": partial(_start_worker, own),
+            }
         self._state = self._at_start = LoaderState.from_json(dataset.state_dict())
         self._newest: Mapping[int, StreamState] = self._state.streams
 
@@ -184,6 +193,24 @@ class PackedLoader:
     def stats(self) -> dict[str, Any]:
         """What this rank's streams have read, packed, held back and dropped so far, over all workers; see `stats_of`."""
         return stats_of(self._newest.values())
+
+
+def _start_worker(own: Callable[[int], None] | None, worker: int) -> None:
+    """Have this worker end when the process that started it ends, however that ends.
+
+    torch looks at the parent's process number for that, which under forkserver is the server's: a trainer that is killed
+    would leave its workers behind for ever.
+    """
+    parent = parent_process()
+    if parent is not None:
+        Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    if own is not None:
+        own(worker)
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
 
 
 def gather_state(loader: PackedLoader) -> dict[str, Any]:

@@ -160,6 +160,7 @@ class SamplePlan:
         estimate: upstream's length before dropout: token ids, patches of every view, two for each segment.
         ref: where the sample lies.
         indexes: what `batch_data_indexes` says of where it came from.
+        url: of the shard that it came from.
     """
 
     key: str
@@ -170,6 +171,7 @@ class SamplePlan:
     estimate: int
     ref: SampleRef | None = None
     indexes: int | tuple[int, ...] = ()
+    url: str = ""
 
     @property
     def length(self) -> int:

@@ -108,6 +108,7 @@ def _all_there(spec: str, shards: list[Shard]) -> list[Shard]:
     if missing:
         raise ConfigError(
             f"{spec}: {len(missing)} of {len(shards)} shards are not there, the first is {missing[0]}"
+            + ("; `*` is not expanded, name the folder or a brace pattern" if "*" in str(spec) else "")
         )
     return shards
 

@@ -422,7 +422,9 @@ def _materialize(
     drops: dict[str, Drops] = {}
 
     def on_bad(planned: SamplePlan, bad: BadSample) -> None:
-        drops.setdefault(planned.group, Drops(planned.group, tally)).drop(planned.key, bad, planned.ref)
+        drops.setdefault(planned.group, Drops(planned.group, tally)).drop(
+            _place(planned.key, planned.url), bad, planned.ref
+        )
 
     for pack_ in packs:
         batch = materialize_pack(pack_, rules, load, on_bad)

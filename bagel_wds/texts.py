@@ -32,7 +32,7 @@ def read_captions(fields: Mapping[str, object]) -> list[str]:
     Raises:
         BadSample: `captions_invalid` for anything else.
     """
-    captions = fields.get("captions")
+    captions = _field(fields, "captions", Reason.CAPTIONS_INVALID)
     if isinstance(captions, str | bytes):
         try:
             captions = orjson.loads(captions)
@@ -52,7 +52,7 @@ def read_turns(fields: Mapping[str, object]) -> list[Turn]:
     Raises:
         BadSample: `conversations_invalid` for anything else.
     """
-    conversations = fields.get("conversations")
+    conversations = _field(fields, "conversations", Reason.CONVERSATIONS_INVALID)
     if not isinstance(conversations, list):
         raise BadSample(Reason.CONVERSATIONS_INVALID, f"conversations are {_name(conversations)}, not a list")
     turns = []
@@ -97,6 +97,12 @@ def _phrasings(step: object, number: int) -> list[str]:
                 f"an instruction of edit {number} is {_name(phrasing)}, not a string",
             )
     return phrasings
+
+
+def _field(fields: Mapping[str, object], name: str, reason: Reason) -> object:
+    if name not in fields:
+        raise BadSample(reason, f"no field {name!r}; there is {', '.join(map(repr, fields)) or 'none'}")
+    return fields[name]
 
 
 def _name(value: object) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bagel_wds.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from transformers import PreTrainedTokenizerBase
 
 CONTROL_TOKENS = {
@@ -46,6 +45,10 @@ def control_ids(special_tokens: Mapping[str, object]) -> dict[str, int]:
     Raises:
         ConfigError: if one is missing or no integer.
     """
+    if not isinstance(special_tokens, Mapping):
+        raise ConfigError(
+            f"special_tokens is {type(special_tokens).__name__}; pass the ids, the second value that add_special_tokens returns"
+        )
     ids = {}
     for name in CONTROL_TOKENS:
         token = special_tokens.get(name)
@@ -55,6 +58,21 @@ def control_ids(special_tokens: Mapping[str, object]) -> dict[str, int]:
             )
         ids[name] = token
     return ids
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Mapping[str, int]) -> None:
+    """Refuse ids that are not those of the tokenizer's control tokens: a model would be trained on other tokens.
+
+    Raises:
+        ConfigError: naming the token and both ids.
+    """
+    known = tokenizer.get_vocab()
+    for name, token in CONTROL_TOKENS.items():
+        if known.get(token) != ids[name]:
+            raise ConfigError(
+                f"special_tokens[{name!r}] is {ids[name]}, but {token} is {known.get(token, 'no token')} in the tokenizer; "
+                "pass tokenizer and ids as add_special_tokens returns them"
+            )
 
 
 def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from golden_data import tokenizer
+from golden_data import plain_tokenizer, tokenizer
 from shard_factory import MIXTURE, SPECIAL_TOKENS, VAE, foreign_info, small_config
 from torch.utils.data import DataLoader
 
@@ -276,6 +276,52 @@ def test_c01_settings_that_cannot_work_are_refused_before_any_worker_starts(
         small_config(dataset_info=info).build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, 0, data_status={"x": 1})
     with pytest.raises(ConfigError, match="pass the ids that add_special_tokens returns"):
         small_config(dataset_info=info).build(tokenizer(), {}, 0, 1, 0, 0)
+
+
+def test_ids_that_are_not_the_tokenizers_are_refused(info: dict[str, Any]) -> None:
+    def refused_with(match: str, text: Any, ids: Any) -> None:
+        with pytest.raises(ConfigError, match=match):
+            small_config(dataset_info=info).build(text, ids, 0, 1, 0, 0)
+
+    refused_with(
+        r"\['bos_token_id'\] is 419, but <\|im_start\|> is no token in the tokenizer",
+        plain_tokenizer(),
+        SPECIAL_TOKENS,
+    )
+    refused_with(
+        r"\['eos_token_id'\] is 1, but <\|im_end\|> is 420",
+        tokenizer(),
+        {**SPECIAL_TOKENS, "eos_token_id": 1},
+    )
+    refused_with(
+        "special_tokens is tuple; pass the ids, the second value",
+        tokenizer(),
+        (tokenizer(), SPECIAL_TOKENS, 4),
+    )
+
+
+def test_relative_shards_are_looked_for_beside_the_info_file(info: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    group = {"vlm_sft": MIXTURE["vlm_sft"]}
+    (folder / "info.yaml").write_text(yaml.safe_dump({"vlm_sft": {"vlm": {"shards": "vlm_sft-{0..1}.tar"}}}))
+    for path in info["vlm_sft"]["vlm"]["shards"][:2]:
+        (folder / path.rpartition("/")[2]).symlink_to(path)
+    config = small_config(grouped_datasets=group, dataset_info_path=str(folder / "info.yaml"))
+
+    assert next(iter(config.build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, 0)))["sequence_length"] > 0
+    (folder / "vlm_sft-1.tar").unlink()
+    with pytest.raises(
+        ConfigError, match=r"\['vlm_sft'\]\['vlm'\]: vlm_sft-\{0..1\}.tar: 2 of 2 shards are not there"
+    ):
+        config.build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, 0)
+
+
+def test_loader_with_other_workers_than_the_dataset_says_so(info: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match="built for num_workers=2, and the DataLoader has 3: num_workers=3 must divide"
+    ):
+        next(iter(loader(build(info, workers=2), 3, "fork")))
 
 
 def test_more_workers_than_shards_share_them(info: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import tarfile
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from shard_factory import (
 )
 
 from bagel_wds import SimpleCustomBatch, Tally, stages
-from bagel_wds.errors import ConfigError, NoUsableSampleError, Reason
+from bagel_wds.errors import ConfigError, NoUsableSampleError, Reason, ShardError
 from bagel_wds.planners import PLANNERS, PlanTools, plan_t2i
 from bagel_wds.rng import CallOrderDraws, Draws
 from bagel_wds.transforms import ImageTransform
@@ -276,6 +277,7 @@ def test_sample_of_which_dropout_leaves_nothing_is_a_counted_drop(
 
 
 def test_group_without_a_usable_sample_stops_the_run_and_names_it(tmp_path: Path) -> None:
+    # Three samples, of which not one is usable.
     url = write_tar(tmp_path / "bad.tar", [{**t2i_sample(n), "png": b"no image"} for n in range(3)])
     config = small_config(grouped_datasets={"t2i_pretrain": MIXTURE["t2i_pretrain"]})
     endless = [stages.shards(url), stages.read(), stages.decode(config, "t2i_pretrain")]
@@ -288,6 +290,41 @@ def test_group_without_a_usable_sample_stops_the_run_and_names_it(tmp_path: Path
             NoUsableSampleError, match=r"'t2i_pretrain': no usable sample in a whole epoch.*image_unreadable"
         ):
             next(iter(pipeline))
+
+
+@pytest.mark.parametrize("fault", [{"png": b"no image"}, {"json": {"captions": 5}}, "truncated"])
+def test_small_group_with_one_bad_sample_goes_on_for_many_epochs(tmp_path: Path, fault: Any) -> None:
+    samples = [t2i_sample(n) for n in range(4)]
+    samples[2] |= {"png": samples[2]["png"][:-30]} if fault == "truncated" else fault
+    url = write_tar(tmp_path / "small.tar", samples)
+    # The buffer holds each sample many times over, so the bad one comes several times in a row.
+    config = small_config(grouped_datasets={"t2i_pretrain": MIXTURE["t2i_pretrain"]}, shuffle_samples=200)
+    tally = Tally()
+    pipeline = wds.DataPipeline(
+        stages.shards(url),
+        stages.read(),
+        stages.shuffle(config),
+        stages.decode(config, "t2i_pretrain", tally=tally),
+        stages.plan(config, "t2i_pretrain", tokenizer(), tally=tally),
+        stages.pack(config),
+        stages.materialize(config, SPECIAL_TOKENS, tally=tally),
+    )
+
+    assert names(list(islice(pipeline, 120))) > 500
+    assert sum(tally.drops("t2i_pretrain").values()) > 100
+
+
+@pytest.mark.parametrize("members", [[], [("README", b"nothing")]])
+def test_shards_without_a_sample_end_the_run(tmp_path: Path, members: list[tuple[str, bytes]]) -> None:
+    path = tmp_path / "empty.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            tar.addfile(header, io.BytesIO(data))
+
+    with pytest.raises(ShardError, match=r"empty.tar: no sample in it, nor in the \d+ shards before"):
+        next(iter(wds.DataPipeline(stages.shards(str(path)), stages.read())))
 
 
 def test_group_that_the_mixture_lacks_is_refused_by_name() -> None:

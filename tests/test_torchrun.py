@@ -56,6 +56,12 @@ def kill(process: subprocess.Popen[Any], folder: Path) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait(timeout=60)
+    workers = [int(pid) for rank in folder.glob("workers-*") for pid in rank.read_text().split()]
+    assert workers
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, f"workers outlive their killed trainers: {workers}"
+        time.sleep(0.05)
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 from itertools import islice
 from pathlib import Path
@@ -45,6 +46,9 @@ def main() -> None:
         dcp.load({"data": data}, checkpoint_id=saved[-1])  # type: ignore[attr-defined] # it is public
 
     for batch in islice(loader, arguments.steps):
+        (arguments.checkpoint.parent / f"workers-{dist.get_rank()}").write_text(
+            " ".join(str(worker.pid) for worker in multiprocessing.active_children())
+        )
         number = loader.state_dict()["next_batch"]
         entry = {"step_end": number, "rank": dist.get_rank(), "digest": digest(batch.to_dict())}
         entry["samples"] = len(batch.batch_data_indexes)

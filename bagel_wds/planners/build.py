@@ -103,6 +103,7 @@ class PlanBuilder:
             estimate=text + sum(self._estimate(view) for view in self._views) + 2 * len(self._segments),
             ref=self._sample.ref,
             indexes=self._sample.indexes,
+            url=self._sample.url,
         )
 
     def _estimate(self, view: View) -> int:
