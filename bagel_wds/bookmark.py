@@ -87,7 +87,7 @@ class StreamBook:
             groups={
                 name: GroupState(
                     cursor=book.cursor,
-                    shuffled=pack_refs(_ref_of(sample.get("__ref__")) for sample in book.buffer.samples),
+                    shuffled=book.buffer.refs(),
                     taken=book.buffer.taken,
                     ended=not mixture.has(name),
                 )

@@ -132,11 +132,14 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         self._latest: dict[int, StreamState] = {}
         self._pass_epochs: int | None = None
         logger.info(
-            "rank %d of %d, %d workers, %d streams; groups: %s",
+            "rank %d of %d, %d workers, %d streams%s; groups: %s",
             local_rank,
             world_size,
             num_workers,
             num_streams,
+            ""
+            if config.num_streams
+            else " (set num_streams to the largest ranks times workers you will ever want)",
             ", ".join(
                 f"{name} ({count_samples(listed)} samples in {len(listed)} shards)"
                 for name, listed in shards.items()

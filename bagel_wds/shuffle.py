@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from bagel_wds.errors import ConfigError
 from bagel_wds.records import SampleRef
 
 if TYPE_CHECKING:
@@ -15,24 +17,60 @@ if TYPE_CHECKING:
     Sample = dict[str, Any]
 
 
-@dataclass
 class ShuffleBuffer:
     """What a shuffle holds between two samples: all of its state.
 
+    Args:
+        samples: to start with, in the order that the draws speak of.
+        taken: how many draws there were.
+
     Attributes:
-        samples: in the order that the draws speak of.
+        samples: in that order.
         taken: how many draws there were.
     """
 
-    samples: list[Sample] = field(default_factory=list)
-    taken: int = 0
+    def __init__(self, samples: Iterable[Sample] = (), taken: int = 0) -> None:
+        self.samples: list[Sample] = []
+        self.taken = taken
+        # The references of the samples, row by row, so that a bookmark is one copy: shard, offset, length, epoch.
+        self._refs = np.zeros((64, 4), dtype=np.int64)
+        self._all_placed = True
+        for sample in samples:
+            self.append(sample)
+
+    def append(self, sample: Sample) -> None:
+        """Put a sample in at the end."""
+        place = len(self.samples)
+        self.samples.append(sample)
+        ref = sample.get("__ref__")
+        if not isinstance(ref, SampleRef):
+            self._all_placed = False
+            return
+        if place == len(self._refs):
+            self._refs = np.concatenate([self._refs, np.zeros_like(self._refs)])
+        self._refs[place] = (ref.shard, ref.offset, ref.length, ref.epoch)
 
     def take(self, draws: Draws) -> Sample:
         """Let a random sample out; the last takes its place."""
-        place = draws.choice(len(self.samples), f"shuffle:{self.taken}")
+        last = len(self.samples) - 1
+        place = draws.choice(last + 1, f"shuffle:{self.taken}")
         self.taken += 1
-        self.samples[place], self.samples[-1] = self.samples[-1], self.samples[place]
+        if self._all_placed:
+            self._refs[place] = self._refs[last]
+        self.samples[place], self.samples[last] = self.samples[last], self.samples[place]
         return self.samples.pop()
+
+    def refs(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """References of the samples, in their order, int64 (n, 4): shard, offset, length, epoch.
+
+        Raises:
+            ConfigError: if a sample came without one.
+        """
+        if not self._all_placed:
+            raise ConfigError(
+                "a sample has no reference: bookmarks need the stage `read` of this project as the reader"
+            )
+        return self._refs[: len(self.samples)].copy()
 
 
 def shuffle(
@@ -70,7 +108,7 @@ def shuffle(
         if num_bytes(sample) > max_bytes:
             yield sample
             continue
-        buffer.samples.append(sample)
+        buffer.append(sample)
         held += num_bytes(sample)
     while buffer.samples:
         yield buffer.take(draws)

@@ -12,10 +12,10 @@ import torch
 from golden_data import tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_factory import MIXTURE, SPECIAL_TOKENS, VIT, foreign_shards, small_config
+from shard_factory import MIXTURE, SPECIAL_TOKENS, VIT, foreign_shards, small_config, t2i_sample, write_tar
 from test_datasets import digest
 
-from bagel_wds import ConfigError, PackedLoader, merge_states, storage
+from bagel_wds import ConfigError, PackedLoader, collate_wrapper, merge_states, storage
 from bagel_wds.state import LoaderState, batches_of
 
 if TYPE_CHECKING:
@@ -27,8 +27,15 @@ GROUPS = {"t2i_pretrain": MIXTURE["t2i_pretrain"], "vlm_sft": MIXTURE["vlm_sft"]
 @pytest.fixture(scope="module")
 def info(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("shards")
+    # Two rows are dropped each time they are met: one when it is planned, one when its image is decoded.
+    odd = [
+        {**t2i_sample(90), "json": {"captions": 5}},
+        t2i_sample(91),
+        {**t2i_sample(92), "png": t2i_sample(92)["png"][:-30]},
+    ]
+    t2i = [*foreign_shards(folder, "t2i_pretrain", [5, 7, 4]), write_tar(folder / "odd.tar", odd)]
     return {
-        "t2i_pretrain": {"t2i": {"shards": foreign_shards(folder, "t2i_pretrain", [5, 7, 4])}},
+        "t2i_pretrain": {"t2i": {"shards": t2i}},
         "vlm_sft": {"vlm": {"shards": foreign_shards(folder, "vlm_sft", [6, 3])}},
     }
 
@@ -128,8 +135,6 @@ def test_state_before_the_first_step_is_the_state_that_was_loaded(info: dict[str
 def test_plain_dataloader_user_resumes_from_the_states_on_the_batches(info: dict[str, Any]) -> None:
     from torch.utils.data import DataLoader
 
-    from bagel_wds import collate_wrapper
-
     dataset = build(info)
     template = dataset.state_dict()
     newest: dict[str, Any] = {}
@@ -150,6 +155,23 @@ def test_dataset_itself_keeps_a_state_for_loaders_that_ask_it(info: dict[str, An
     other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
 
     assert given + [digest(batch) for batch in islice(iter(other), 7)] == unbroken
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_dataloader_restores_with_the_same_workers(info: dict[str, Any], workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def new() -> Any:
+        return stateful.StatefulDataLoader(
+            build(info), batch_size=1, collate_fn=collate_wrapper(), num_workers=workers
+        )
+
+    unbroken = [digest(batch.to_dict()) for batch in islice(new(), 12)]
+    first, other = new(), new()
+    got = [digest(batch.to_dict()) for batch in islice(first, 5)]
+    other.load_state_dict(first.state_dict())
+
+    assert got + [digest(batch.to_dict()) for batch in islice(other, 7)] == unbroken
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -308,6 +330,9 @@ def test_stats_add_up_over_streams_and_workers(info: dict[str, Any]) -> None:
         assert counts["packed"] == packed[name]
         assert counts["read"] == counts["packed"] + counts["waiting"] + sum(counts["dropped"].values())
     assert loader.stats["batches"] == 13
+    dropped = loader.stats["groups"]["t2i_pretrain"]["dropped"]
+    assert dropped["captions_invalid"] > 1
+    assert dropped["image_truncated"] > 1
     resumed = load(info, loader.state_dict())
     assert resumed.stats["groups"] == loader.stats["groups"]
 
