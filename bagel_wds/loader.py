@@ -7,7 +7,6 @@ import os
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from itertools import count
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from threading import Thread
@@ -53,7 +52,7 @@ class PackedLoader:
         num_workers: worker processes; 0 loads in this one.
         epochs: passes over each group; None goes on for ever.
         remainder: "pad", "drop" or "repeat": how a finite pass ends. Every rank makes the same number of steps.
-        steps: end a finite pass after so many steps instead, which needs no agreement among ranks.
+        steps: end the pass after so many steps instead, which needs no agreement among ranks.
         multiprocessing_context: how workers start; a script then guards its start with `if __name__ == "__main__"`.
         **options: of `torch.utils.data.DataLoader`, such as `prefetch_factor` and `pin_memory`.
 
@@ -103,17 +102,20 @@ class PackedLoader:
             **self._options,
         )
         limited = iter(batches) if self._epochs is None else self._until_all_ended(iter(batches))
-        for step in count():
-            if step == self._steps:
-                break
+        while not self._steps_are_done():
             batch = next(limited, None)
             if batch is None:
-                # The pass is over: the next iteration, or a state saved now, begins another.
-                self._state = self._at_start
-                return
+                break
             # Before it is handed out: the consumer may save as soon as it has it.
             self._consumed(batch)
             yield batch
+        # The pass is over: the next iteration, or a state saved now, begins another.
+        self._state = self._at_start
+
+    def _steps_are_done(self) -> bool:
+        """Whether the pass has had its `steps`, those before a resume counted in."""
+        done = (self._state.next_batch - self._at_start.next_batch) // self._dataset.world_size
+        return self._steps is not None and done >= self._steps
 
     def _consumed(self, batch: SimpleCustomBatch) -> None:
         state = batch.state
@@ -185,9 +187,9 @@ class PackedLoader:
         self._dataset.load_state_dict(state_dict, allow=allow)
         check_split(self._dataset.num_streams, self._dataset.world_size, self._num_workers)
         self._newest = state.streams
-        self._state = replace(
-            state, fingerprint=LoaderState.from_json(self._dataset.state_dict()).fingerprint
-        )
+        now = LoaderState.from_json(self._dataset.state_dict())
+        self._at_start = LoaderState(now.fingerprint, now.num_streams)
+        self._state = replace(state, fingerprint=now.fingerprint)
 
     @property
     def stats(self) -> dict[str, Any]:

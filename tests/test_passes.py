@@ -171,6 +171,20 @@ def test_finite_pass_resumes_where_it_was(info: dict[str, Any]) -> None:
         assert samples(first) + samples(other) == samples(batches)
 
 
+def test_pass_of_so_many_steps_resumes_to_that_number_and_begins_again(info: dict[str, Any]) -> None:
+    loader = load(info, steps=6)
+    whole = samples(loader)
+    first = list(islice(loader, 4))
+    other = load(info, steps=6)
+    other.load_state_dict(loader.state_dict())
+    rest = list(other)
+
+    assert len(rest) == 2
+    assert samples(first) + samples(rest) == whole
+    # Over: the next iteration is another pass.
+    assert samples(other) == whole
+
+
 def test_ranks_without_a_process_group_are_told_what_is_missing(info: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="call init_process_group, or give steps="):
         list(load(info, rank=0, world_size=2))
