@@ -12,7 +12,16 @@ import torch
 from golden_data import tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_factory import MIXTURE, SPECIAL_TOKENS, VIT, foreign_shards, small_config, t2i_sample, write_tar
+from shard_factory import (
+    MIXTURE,
+    SPECIAL_TOKENS,
+    VIT,
+    foreign_shards,
+    small_config,
+    t2i_sample,
+    vlm_sample,
+    write_tar,
+)
 from test_datasets import digest
 
 from bagel_wds import ConfigError, PackedLoader, collate_wrapper, merge_states, storage
@@ -362,3 +371,65 @@ def test_state_is_small_and_plain(info: dict[str, Any]) -> None:
 
     assert json.loads(json.dumps(state)) == state
     assert len(json.dumps(state["streams"]["0"])) < 3000
+
+
+def test_form_and_content_of_a_state_are_pinned(tmp_path: Any) -> None:
+    # A change of any number here is another format: raise STATE_VERSION.
+    url = write_tar(tmp_path / "text.tar", [vlm_sample(3 * n) for n in range(20)])
+    loader = load(
+        {"vlm_sft": {"vlm": {"shards": url}}},
+        grouped_datasets={"vlm_sft": MIXTURE["vlm_sft"]},
+        num_streams=2,
+        expected_num_tokens=60,
+        max_num_tokens=80,
+        max_num_tokens_per_sample=80,
+        prefer_buffer_before=0,
+        max_buffer_size=1,
+    )
+    take(loader, 3)
+    state = loader.state_dict()
+
+    nothing: dict[str, Any] = {"groups": [], "refs": [[], [], [], []]}
+    assert state.pop("streams")["0"] == {
+        "batches": 2,
+        "picks": 6,
+        "overdue": False,
+        "deferred": 0,
+        "ended": False,
+        "held": nothing,
+        "buffer": nothing,
+        "groups": {
+            "vlm_sft": {
+                "cursor": [1, 0, 6, 12288],
+                "taken": 8,
+                "ended": False,
+                "shuffled": [
+                    [0, 0, 0, 0, 0],
+                    [0, 10240, 6144, 12288, 16384],
+                    [2048, 2048, 2048, 2048, 2048],
+                    [0, 1, 1, 0, 0],
+                ],
+            }
+        },
+        "counts": {"vlm_sft": {"packed": 8, "read": 8, "dropped": {}}},
+    }
+    assert state == {
+        "version": 1,
+        "num_streams": 2,
+        "next_batch": 3,
+        "fingerprint": {
+            "draw_seed": 3,
+            "order_seed": 42,
+            "shuffle": [5, 64 << 20],
+            "budget": {
+                "expected_num_tokens": 60,
+                "max_num_tokens_per_sample": 80,
+                "max_num_tokens": 80,
+                "prefer_buffer_before": 0,
+                "max_buffer_size": 1,
+            },
+            "weights": {"vlm_sft": [1.0, True]},
+            "recipes": {"vlm_sft": "02ca560200f564fc"},
+            "groups": {"vlm_sft": "7f333d6088f6fb88"},
+        },
+    }
