@@ -130,7 +130,6 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         )
         self._state = LoaderState(fingerprint(self._run), num_streams)
         self._latest: dict[int, StreamState] = {}
-        self._pass_epochs: int | None = None
         logger.info(
             "rank %d of %d, %d workers, %d streams%s; groups: %s",
             local_rank,
@@ -171,9 +170,8 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         the next epoch.
         """
         other = copy.copy(self)
-        vars(other).update(
-            _latest={}, _pass_epochs=epochs, _run=replace(self._run, epochs=None if repeat else epochs)
-        )
+        run = replace(self._run, pass_epochs=epochs, repeat=repeat)
+        vars(other).update(_run=run, _latest={}, _state=LoaderState(fingerprint(run), run.num_streams))
         return other
 
     def state_dict(self) -> dict[str, Any]:
@@ -272,14 +270,14 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         """The batches of one stream; behind the last one of a finite pass, padding or repetitions."""
         tally = Tally()
         tally.add(state.counts)
-        epochs, ended = self._pass_epochs, state.ended
+        epochs, ended = self._run.pass_epochs, state.ended
         for batch in () if ended and self._run.epochs else stream_pipeline(self._run, state, tally):
             ended = ended or (epochs is not None and state.covers(epochs))
             state = replace(batch.state, ended=ended)
             batch.state = state
             yield batch
         while True:
-            state = replace(state, batches=state.batches + 1, ended=True)
+            state = replace(state.drained(), batches=state.batches + 1, ended=True, counts=tally.as_dict())
             yield padding_batch(self._run, state)
 
     def _upstream(self, hosted: Sequence[int], worker: int, num_workers: int) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from threading import Thread
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from bagel_wds.state import StreamState
 
 logger = logging.getLogger(__name__)
+
+
+RESERVED = {"batch_sampler", "batch_size", "collate_fn", "drop_last", "in_order", "sampler", "shuffle"}
+"""Options of a DataLoader that would change what a batch is, or the order of batches."""
 
 
 class Remainder(StrEnum):
@@ -74,6 +79,12 @@ class PackedLoader:
         check_split(dataset.num_streams, dataset.world_size, num_workers)
         if remainder not in list(Remainder):
             raise ConfigError(f"remainder={remainder!r} is none of {', '.join(Remainder)}")
+        for name in sorted(RESERVED & options.keys()):
+            raise ConfigError(
+                f"{name}= is not for PackedLoader: a batch is what the dataset gives, in its order; leave it out"
+            )
+        if steps is not None and steps < 0:
+            raise ConfigError(f"steps={steps} must not be negative")
         if epochs is not None and epochs < 1:
             raise ConfigError(f"epochs={epochs} must be at least 1, or None to go on for ever")
         self._remainder = Remainder(remainder)
@@ -89,7 +100,7 @@ class PackedLoader:
                 "multiprocessing_context": multiprocessing_context,
                 "worker_init_fn": partial(_start_worker, own),
             }
-        self._state = self._at_start = LoaderState.from_json(dataset.state_dict())
+        self._state = self._at_start = LoaderState.from_json(self._dataset.state_dict())
         self._newest: Mapping[int, StreamState] = self._state.streams
 
     def __iter__(self) -> Iterator[SimpleCustomBatch]:
@@ -131,11 +142,19 @@ class PackedLoader:
     def _until_all_ended(self, batches: Iterator[SimpleCustomBatch]) -> Iterator[SimpleCustomBatch]:
         """Whole rounds, one batch of each stream of this rank, as long as the pass goes on for any rank."""
         per_round = self._dataset.num_streams // self._dataset.world_size
+        # A pass that goes on in the middle of a round ends that round first: it was agreed on before. (Where ranks
+        # changed so that they cannot end it together, rounds begin where the pass goes on.)
+        rest = -self._state.next_batch % self._dataset.num_streams
+        if rest % self._dataset.world_size == 0:
+            yield from islice(batches, rest // self._dataset.world_size)
         while True:
             offered = [next(batches) for _ in range(per_round)]
             ended = [bool(batch.state and batch.state.ended) for batch in offered]
             stop = all(ended) if self._remainder is not Remainder.DROP else any(ended)
             if self._steps is None and self._agree(stop):
+                # What was dropped behind the last batch counts, too.
+                last = {batch.state.stream: batch.state for batch in offered if batch.state and stop}
+                self._newest = {**self._newest, **last}
                 return
             yield from offered
 

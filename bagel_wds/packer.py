@@ -71,6 +71,7 @@ class GreedyPacker:
         self.deferred = 0
         self._pack: list[SamplePlan] = []
         self._position = 0
+        self._buffer_served = False
         self.overdue = False
 
     def next_pack(self, supply: Supply) -> tuple[SamplePlan, ...] | None:
@@ -85,9 +86,20 @@ class GreedyPacker:
         self._open_with_mandatory(supply)
         waiting = deque(plan for plan in self.held if not self._add_if_it_fits(plan))
         self.held, self.overdue = waiting, bool(waiting)
+        self._buffer_served = False
         while self._position < self.limits.expected_num_tokens and self._fill_one(supply):
             pass
+        self._relieve_buffer()
         return tuple(self._pack) or None
+
+    def _relieve_buffer(self) -> None:
+        """Let the oldest sample of a full buffer open the next pack, if this one had no place to look at it.
+
+        BAGEL: where mandatory samples alone reach `prefer_buffer_before`, what is in the buffer never comes.
+        """
+        if not self._buffer_served and len(self.buffer) >= self.limits.max_buffer_size > 0:
+            self.held.appendleft(self.buffer.popleft())
+            self.overdue = True
 
     def _open_with_mandatory(self, supply: Supply) -> None:
         present = {plan.group for plan in self._pack}
@@ -106,6 +118,7 @@ class GreedyPacker:
         """Place one more sample; False closes the pack."""
         if self.buffer and self._position < self.limits.prefer_buffer_before:
             plan = self.buffer.popleft()
+            self._buffer_served = True
             return self._add_if_it_fits(plan) or self._hold(plan)
         room = len(self.buffer) < self.limits.max_buffer_size
         if self.held and not room:

@@ -49,7 +49,8 @@ class Run:
         num_streams: G.
         draw_seed: of every draw.
         order_seed: of the order of shards.
-        epochs: how many each group has; None goes on for ever.
+        pass_epochs: of a finite pass; None is a run without end.
+        repeat: a stream whose pass is over goes on with the next epoch.
     """
 
     config: BagelDatasetConfig
@@ -59,7 +60,13 @@ class Run:
     num_streams: int
     draw_seed: int
     order_seed: int
-    epochs: int | None = None
+    pass_epochs: int | None = None
+    repeat: bool = False
+
+    @property
+    def epochs(self) -> int | None:
+        """How many epochs a stream reads; None reads for ever."""
+        return None if self.repeat else self.pass_epochs
 
 
 def stream_pipeline(run: Run, start: StreamState, tally: Tally) -> wds.DataPipeline:
@@ -170,10 +177,13 @@ def fingerprint(run: Run) -> dict[str, Any]:
     """What the batches of a run depend on, by part; a state says what it was, and `changes` compares."""
     config, groups = run.config, groups_of(run.config)
     return {
+        "pass": None if run.pass_epochs is None else [run.pass_epochs, "repeat" if run.repeat else "end"],
         "draw_seed": run.draw_seed,
         "order_seed": run.order_seed,
         "shuffle": [config.shuffle_samples, config.shuffle_bytes],
         "budget": asdict(pack_limits(config)),
+        "tokenizer": [len(run.tokenizer), *run.special_tokens.values()],
+        "order": list(groups),
         "weights": {name: [group.weight, group.is_mandatory] for name, group in groups.items()},
         "recipes": {name: _digest(_recipe_of(config, group)) for name, group in groups.items()},
         "groups": {

@@ -10,7 +10,7 @@ Streams that have not given a batch are absent. The states of several ranks are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +83,15 @@ class StreamState:
     deferred: int = 0
     counts: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = False
+
+    def drained(self) -> StreamState:
+        """The same stream with nothing left to read, and nothing held back."""
+        groups = {
+            name: replace(group, ended=True, shuffled=pack_refs([])) for name, group in self.groups.items()
+        }
+        return replace(
+            self, groups=groups, held=((), pack_refs([])), buffer=((), pack_refs([])), overdue=False
+        )
 
     def covers(self, epochs: int) -> bool:
         """Whether every sample of the first epochs has been in a batch, or was dropped."""
@@ -244,20 +253,26 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for other in parsed[1:]:
         if other.num_streams != first.num_streams or other.fingerprint != first.fingerprint:
             raise ConfigError("the states are of different runs: " + "; ".join(changes(first, other)))
+    steps = sorted({state.next_batch for state in parsed})
+    if len(steps) > 1:
+        raise ConfigError(
+            f"the states are not of one step: their next batches are {' and '.join(map(str, steps))}; save on every rank after "
+            "the same step"
+        )
+    next_batch = steps[0]
     streams: dict[int, StreamState] = {}
     for state in parsed:
         for number, stream in state.streams.items():
             if number not in streams or stream.batches > streams[number].batches:
                 streams[number] = stream
-    next_batch = sum(stream.batches for stream in streams.values())
     merged = LoaderState(first.fingerprint, first.num_streams, next_batch, streams)
     for number in range(first.num_streams):
         given = streams[number].batches if number in streams else 0
         expected = batches_of(number, first.num_streams, next_batch)
         if given != expected:
             raise ConfigError(
-                f"the states are not of one step: stream {number} has given {given} batches where {expected} belong to "
-                f"{next_batch} in all; save on every rank after the same step, and merge the states of all ranks"
+                f"stream {number} has given {given} batches where {expected} belong to {next_batch} in all; merge the states of "
+                "all ranks, saved after the same step"
             )
     return merged.to_json()
 
@@ -275,7 +290,8 @@ def stats_of(states: Iterable[StreamState]) -> dict[str, Any]:
     groups: dict[str, Any] = {}
     for name, counts in tally.as_dict().items():
         waiting = sum((*state.held[0], *state.buffer[0]).count(name) for state in listed)
-        cursors = [state.groups[name].cursor.epoch for state in listed if name in state.groups]
+        places = [state.groups[name] for state in listed if name in state.groups]
+        cursors = [group.cursor.epoch + group.ended for group in places]
         groups[name] = {
             "read": 0,
             "packed": 0,
@@ -310,11 +326,18 @@ def changes(saved: LoaderState, now: LoaderState, allow: Collection[str] = ()) -
         before, after = saved.fingerprint.get(part), now.fingerprint.get(part)
         if before == after or (part in allow and part != "groups"):
             continue
-        if part == "groups" and isinstance(before, dict) and isinstance(after, dict):
+        if part == "order" and isinstance(before, list) and isinstance(after, list):
+            # Groups that are gone or new are told of as such.
+            common = [
+                [name for name in order if name in before and name in after] for order in (before, after)
+            ]
+            if common[0] != common[1]:
+                found.append(f"the order of groups was {', '.join(before)} and is {', '.join(after)}")
+        elif part == "groups" and isinstance(before, dict) and isinstance(after, dict):
             found += _group_changes(before, after, may_be_new="groups" in allow)
         elif isinstance(before, dict) and isinstance(after, dict):
-            common = [name for name in before if name in after and before[name] != after[name]]
-            found += [f"{part} of {name!r} was {before[name]} and is {after[name]}" for name in common]
+            differ = [name for name in before if name in after and before[name] != after[name]]
+            found += [f"{part} of {name!r} was {before[name]} and is {after[name]}" for name in differ]
         else:
             found.append(f"{part} was {before} and is {after}")
     return found

@@ -41,8 +41,14 @@ def groups_of(config: BagelDatasetConfig) -> dict[str, GroupConfig]:
     mixture = resolve_mapping(config.grouped_datasets, config.grouped_datasets_path, "grouped_datasets")
     groups = parse_groups(mixture)
     for name, group in groups.items():
-        if mixture[name] is not group:
-            check_tables(config, name, group)
+        if mixture[name] is group:
+            continue
+        check_tables(config, name, group)
+        if group.weight == 0 and not group.is_mandatory and config.fidelity == Fidelity.CORRECTED:
+            raise ConfigError(
+                f"group {name!r} has weight 0 and is not mandatory, so none of its samples would come; give it a weight or "
+                "take it out of the mixture"
+            )
     return groups
 
 

@@ -110,6 +110,19 @@ def test_sample_without_room_behind_mandatory_ones_is_not_starved() -> None:
     assert [number for number, pack in enumerate(got) if "L" in pack] == [2]
 
 
+def test_buffered_sample_does_not_wait_for_ever_behind_long_mandatory_ones() -> None:
+    groups = [
+        MixGroup("long", iter([plan(6, "long", f"m{i}") for i in range(99)]), weight=0, mandatory=True),
+        MixGroup("a", iter([plan(4 + i % 2, "a", f"a{i}") for i in range(99)])),
+    ]
+    packer = GreedyPacker(limits(10, prefer=5, buffer=3))
+    supply = Mixture(groups, KeyedDraws(0))
+
+    packed = [plan.key for _ in range(20) for plan in packer.next_pack(supply) or ()]
+
+    assert {"a1", "a3", "a5"} <= set(packed)
+
+
 def test_c48_packer_always_progresses_and_never_exceeds_the_budget() -> None:
     lengths = [(i * 37) % 61 + 3 for i in range(200)]
     got = list(packs(GreedyPacker(limits(64, prefer=32, buffer=4)), one_group(lengths)))

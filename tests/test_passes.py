@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from golden_data import tokenizer
-from shard_factory import MIXTURE, SPECIAL_TOKENS, foreign_shards, small_config
+from shard_factory import MIXTURE, SPECIAL_TOKENS, foreign_shards, small_config, vlm_sample, write_tar
 
 from bagel_wds import ConfigError, PackedLoader
 
@@ -169,6 +169,69 @@ def test_finite_pass_resumes_where_it_was(info: dict[str, Any]) -> None:
         other = load(info, streams=1)
         other.load_state_dict(loader.state_dict())
         assert samples(first) + samples(other) == samples(batches)
+
+
+@pytest.mark.parametrize("remainder", ["pad", "drop", "repeat"])
+def test_pass_cut_in_the_middle_of_a_round_ends_where_the_unbroken_one_does(
+    info: dict[str, Any], remainder: str
+) -> None:
+    whole = list(load(info, remainder=remainder))
+    for cut in range(len(whole)):
+        loader = load(info, remainder=remainder)
+        first = list(islice(loader, cut))
+        other = load(info, remainder=remainder)
+        other.load_state_dict(loader.state_dict())
+        rest = list(other)
+
+        assert [b.is_padding for b in first + rest] == [b.is_padding for b in whole], cut
+        assert samples(first) + samples(rest) == samples(whole)
+
+
+def test_state_of_a_pass_is_of_no_use_to_another_kind_of_run(info: dict[str, Any]) -> None:
+    loader = load(info)
+    list(islice(loader, 3))
+    for other in (load(info, epochs=None), load(info, epochs=2), load(info, remainder="repeat")):
+        with pytest.raises(ConfigError, match=r"pass was \[1, 'end'\] and is"):
+            other.load_state_dict(loader.state_dict())
+
+
+def test_drops_behind_the_last_batch_are_counted(tmp_path: Path) -> None:
+    bad = {**vlm_sample(1), "json": {"conversations": 5}}
+    urls = [*foreign_shards(tmp_path, "vlm_sft", [3]), write_tar(tmp_path / "bad.tar", [bad])]
+    loader = load({"vlm_sft": {"vlm": {"shards": urls}}}, streams=1)
+    assert len(samples(loader)) == 3
+    counts = loader.stats["groups"]["vlm_sft"]
+
+    assert counts == {
+        "read": 4,
+        "packed": 3,
+        "waiting": 0,
+        "epochs": 1,
+        "dropped": {"conversations_invalid": 1},
+    }
+
+
+def test_group_that_would_never_come_is_refused(info: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match="'vlm_sft' has weight 0 and is not mandatory, so none of its samples would come"
+    ):
+        load(
+            info,
+            groups={
+                **GROUPS,
+                "vlm_sft": {**GROUPS["vlm_sft"], "weight": 0, "is_mandatory": False},
+                "t2i_pretrain": MIXTURE["t2i_pretrain"],
+            },
+        )
+
+
+@pytest.mark.parametrize("option", ["batch_size", "in_order", "collate_fn"])
+def test_options_that_change_batches_are_refused(info: dict[str, Any], option: str) -> None:
+    changed: dict[str, Any] = {option: None}
+    with pytest.raises(ConfigError, match=f"{option}= is not for PackedLoader"):
+        load(info, **changed)
+    with pytest.raises(ConfigError, match="steps=-1 must not be negative"):
+        load(info, steps=-1)
 
 
 def test_pass_of_so_many_steps_resumes_to_that_number_and_begins_again(info: dict[str, Any]) -> None:

@@ -259,8 +259,12 @@ def test_c10_states_of_several_ranks_are_one_or_refused(info: dict[str, Any]) ->
     with pytest.raises(ConfigError, match=r"lacks stream \d, which this worker hosts now; merge the states"):
         take(load(info, one), 1)
     take(loaders[1], 1)
-    with pytest.raises(ConfigError, match="not of one step: stream"):
-        merge_states([one, loaders[1].state_dict(), loaders[1].state_dict()])
+    with pytest.raises(ConfigError, match="not of one step: their next batches are 10 and 12"):
+        merge_states([one, loaders[1].state_dict()])
+    with pytest.raises(
+        ConfigError, match="stream 1 has given 0 batches where 3 belong to 10 in all; merge the states of"
+    ):
+        merge_states([one])
     assert merge_states([one, two])["next_batch"] == 10
     with pytest.raises(ConfigError, match="num_streams was 4 and is 3"):
         load(info, one, num_streams=3)
@@ -293,6 +297,10 @@ def test_state_of_another_run_is_refused_and_says_what_changed(info: dict[str, A
     refused(r"budget of 'max_num_tokens' was 260 and is 300", max_num_tokens=300)
     refused(r"weights of 'vlm_sft' was \[1.0, True\] and is \[5.0, True\]", grouped_datasets=heavier)
     refused(r"recipes of 'vlm_sft' was", grouped_datasets=finer)
+    refused(
+        r"the order of groups was t2i_pretrain, vlm_sft and is vlm_sft, t2i_pretrain",
+        grouped_datasets=dict(reversed(GROUPS.items())),
+    )
     refused(r"group 'vlm_sft' is gone", grouped_datasets={"t2i_pretrain": GROUPS["t2i_pretrain"]})
     fewer = {**info, "vlm_sft": {"vlm": {"shards": info["vlm_sft"]["vlm"]["shards"][:1]}}}
     with pytest.raises(ConfigError, match="the shards of group 'vlm_sft' changed"):
@@ -418,6 +426,9 @@ def test_form_and_content_of_a_state_are_pinned(tmp_path: Any) -> None:
         "num_streams": 2,
         "next_batch": 3,
         "fingerprint": {
+            "pass": None,
+            "tokenizer": [423, 419, 420, 421, 422],
+            "order": ["vlm_sft"],
             "draw_seed": 3,
             "order_seed": 42,
             "shuffle": [5, 64 << 20],
