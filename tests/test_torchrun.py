@@ -39,14 +39,8 @@ def start(folder: Path, ranks: int, form: str, *how: str) -> subprocess.Popen[An
         "--checkpoint", str(folder / "checkpoint"), "--form", form, *how,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command,
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    with (folder / "output").open("ab") as output:
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def kill(process: subprocess.Popen[Any], folder: Path) -> None:

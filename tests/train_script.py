@@ -52,15 +52,18 @@ def main() -> None:
         number = loader.state_dict()["next_batch"]
         entry = {"step_end": number, "rank": dist.get_rank(), "digest": digest(batch.to_dict())}
         entry["samples"] = len(batch.batch_data_indexes)
+        # Written beside its name and renamed when it is whole: the run may be killed at any moment.
         target = arguments.checkpoint / f"step-{number:06d}"
+        partial = target.with_name(f".{target.name}")
         if arguments.form == "json":
             state = gather_state(loader)
             if dist.get_rank() == 0:
-                partial = target.with_name(f".{target.name}")
                 partial.write_text(json.dumps(state))
-                partial.rename(target)
         else:
-            dcp.save({"data": data}, checkpoint_id=target)  # type: ignore[attr-defined] # it is public
+            dcp.save({"data": data}, checkpoint_id=partial)  # type: ignore[attr-defined] # it is public
+        dist.barrier()
+        if dist.get_rank() == 0:
+            partial.rename(target)
         # What is logged is covered by a checkpoint.
         dist.barrier()
         with arguments.record.open("a") as log:
