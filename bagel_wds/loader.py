@@ -104,6 +104,10 @@ class PackedLoader:
         self._newest: Mapping[int, StreamState] = self._state.streams
 
     def __iter__(self) -> Iterator[SimpleCustomBatch]:
+        if self._state is self._at_start:
+            # Nothing is consumed yet, so `set_epoch` may have been called since.
+            now = LoaderState.from_json(self._dataset.state_dict())
+            self._state = self._at_start = replace(self._at_start, fingerprint=now.fingerprint)
         self._dataset.load_state_dict(self._state.to_json())
         batches: DataLoader[Any] = DataLoader(
             self._dataset,

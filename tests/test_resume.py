@@ -141,6 +141,17 @@ def test_state_before_the_first_step_is_the_state_that_was_loaded(info: dict[str
     assert again.state_dict() == state
 
 
+def test_set_epoch_between_building_and_iterating_a_loader_counts(info: dict[str, Any]) -> None:
+    early, late = build(info), build(info)
+    early.set_epoch(7)
+    loader = PackedLoader(late)
+    late.set_epoch(7)
+
+    assert take(loader, 3) == take(PackedLoader(early), 3) != take(load(info), 3)
+    with pytest.raises(ConfigError, match="after iteration has begun"):
+        late.set_epoch(8)
+
+
 def test_plain_dataloader_user_resumes_from_the_states_on_the_batches(info: dict[str, Any]) -> None:
     from torch.utils.data import DataLoader
 
