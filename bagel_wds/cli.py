@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from importlib import metadata
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
+from bagel_wds import storage
 from bagel_wds.console import clean_errors, format_size
-from bagel_wds.converters.cli import convert
+from bagel_wds.converters.cli import check, convert
+from bagel_wds.converters.progress import Step, progress
 from bagel_wds.errors import BadSample
 from bagel_wds.images import read_header
+from bagel_wds.manifest import read_manifest
+from bagel_wds.orphans import end_with_parent
 from bagel_wds.schema import IMAGE_EXTENSIONS, media_fields
 from bagel_wds.show import Contents, Holding, find_holdings, find_sample, look_into
+from bagel_wds.verify import find_manifests, verify_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from bagel_wds.converters.progress import Report
+    from bagel_wds.verify import Findings, ShardFindings
 
 app = typer.Typer(
     name="bagel-wds",
@@ -23,7 +36,81 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bagel-wds {metadata.version('bagel-wds')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Convert and inspect training data for BAGEL-style multimodal models."""
+
+
 app.command()(convert)
+app.command()(check)
+
+
+@app.command()
+def verify(
+    path: Annotated[
+        str, typer.Argument(help="A converted dataset: its folder or manifest, or a dataset info of several.")
+    ],
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="How many shards are read at a time; else one a CPU.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Read shards again, and compare them with their manifest, checksums and indexes.
+
+    Whatever is wrong is printed with its shard. The exit status is 0 if nothing is, and 1 otherwise.
+    """
+    with clean_errors(), progress() as report:
+        found = [
+            _verify(manifest, processes or os.cpu_count() or 1, report) for manifest in find_manifests(path)
+        ]
+    if as_json:
+        typer.echo(orjson.dumps([asdict(dataset) for dataset in found], option=orjson.OPT_INDENT_2).decode())
+    else:
+        for dataset in found:
+            _print_findings(dataset)
+    if not all(dataset.sound for dataset in found):
+        raise SystemExit(1)
+
+
+def _verify(manifest: str, processes: int, report: Report) -> Findings:
+    shards = read_manifest(manifest).shards
+    step = Step(storage.parent(manifest), sum(shard.samples for shard in shards))
+
+    def tell(done: ShardFindings) -> None:
+        nonlocal step
+        step = step.after(rows=done.num_samples, num_bytes=done.num_bytes, quarantined=0)
+        report(step)
+
+    report(step)
+    if processes == 1 or len(shards) <= 1:
+        return verify_shards(manifest, report=tell)
+    count = min(processes, len(shards))
+    with ProcessPoolExecutor(count, get_context("forkserver"), end_with_parent) as pool:
+        return verify_shards(manifest, report=tell, run=pool.map)
+
+
+def _print_findings(found: Findings) -> None:
+    for finding in found.faults:
+        typer.echo(f"fault: {finding}")
+    for finding in found.notes:
+        typer.echo(f"note: {finding}")
+    verdict = "sound" if found.sound else f"{len(found.faults)} faults"
+    typer.echo(
+        f"{found.manifest}: {verdict}; {found.num_shards} shards, {found.num_samples} samples, "
+        f"{format_size(found.num_bytes)} read"
+    )
 
 
 @app.command()

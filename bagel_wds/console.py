@@ -7,7 +7,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from bagel_wds.errors import ConfigError, ShardError
+from bagel_wds.errors import ConfigError, QuarantineLimitError, ShardError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ def clean_errors() -> Iterator[None]:
     """End the command with one line on standard error, and status 2, where settings, shards or the disk will not do."""
     try:
         yield
-    except (ConfigError, ShardError, OSError) as error:
+    except (ConfigError, QuarantineLimitError, ShardError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             # The reader of a pipe has gone, as `head` does; typer knows how to end then.
             raise

@@ -23,7 +23,7 @@ class Reason(StrEnum):
     """Why a sample was left out: the code in `quarantine.jsonl` and in the counts of a run."""
 
     IMAGE_MISSING = "image_missing"
-    """An image that the row names is not there, or is a folder."""
+    """An image that the row names is not there, or is a folder; or a row that must have one has none."""
     IMAGE_EMPTY = "image_empty"
     """An image of zero bytes, or a null where an image belongs."""
     IMAGE_UNREADABLE = "image_unreadable"
@@ -37,23 +37,29 @@ class Reason(StrEnum):
     VIDEO_MISSING = "video_missing"
     """The folder of frames that the row names is not there, or holds no frame."""
     PATH_OUTSIDE = "path_outside"
-    """A media path that leads out of the media root."""
+    """A media path that leads out of the media root, or a URL: none is fetched, download it first."""
     ROW_INVALID = "row_invalid"
-    """The row is no JSON object, or a field that it must have is missing or of another type."""
+    """The row is no JSON object, a field that it must have is missing or of another type, or two name the same media."""
     JSON_TOO_LARGE = "json_too_large"
-    """The sample's JSON is larger than the limit allows."""
+    """A line of over 256 MiB, or more than 16 MiB of JSON once the media are taken out of it."""
     CAPTIONS_INVALID = "captions_invalid"
-    """`captions` is no JSON object of strings."""
+    """The captions are no string, list or object of strings."""
     CONVERSATIONS_INVALID = "conversations_invalid"
-    """`conversations` is no list of turns with `from` and `value`."""
+    """The conversation is no list of turns that say what is said and by whom: human, gpt or system."""
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"
-    """The `<image>` or `<video>` tags of the text do not match the media."""
+    """Over all turns, the k-th `<image>` or `<video>` does not stand for medium k, or one is left over."""
     TOO_FEW_IMAGES = "too_few_images"
     """An edit row with fewer than two images."""
     INSTRUCTION_MISSING = "instruction_missing"
-    """An edit step without any instruction."""
+    """An edit row without instructions, or with fewer than it has edits."""
+    INSTRUCTION_EMPTY = "instruction_empty"
+    """An edit step with no phrasing, or with a null or blank one."""
+    INSTRUCTION_SURPLUS = "instruction_surplus"
+    """An edit row with more instructions than it has edits: which belong together cannot be known."""
+    INSTRUCTION_INVALID = "instruction_invalid"
+    """Instructions that are no strings."""
     EMPTY_TEXT = "empty_text"
-    """No text with loss is left in a conversation."""
+    """A conversation without any answer, or captions that are null or blank."""
     NO_TOKENS = "no_tokens"
     """Conditioning dropout left nothing of the sample."""
     OVER_LENGTH = "over_length"
@@ -72,6 +78,10 @@ class ShardError(RuntimeError):
 
 class NoUsableSampleError(RuntimeError):
     """A whole epoch's worth of a group's samples was dropped; the message names the group and the reasons."""
+
+
+class QuarantineLimitError(RuntimeError):
+    """More rows of a conversion were left out than is allowed; the message names the dataset and the main reasons."""
 
 
 class BadSample(Exception):  # noqa: N818 - a verdict on data, not a fault of the program

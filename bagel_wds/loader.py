@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from itertools import islice
-from multiprocessing import parent_process
-from multiprocessing.connection import wait
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -20,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from bagel_wds.batch import SimpleCustomBatch, collate_wrapper
 from bagel_wds.errors import ConfigError
+from bagel_wds.orphans import end_with_parent
 from bagel_wds.state import LoaderState, batches_of, merge_states, stats_of
 from bagel_wds.streams import check_split
 
@@ -221,21 +218,10 @@ class PackedLoader:
 
 
 def _start_worker(own: Callable[[int], None] | None, worker: int) -> None:
-    """Have this worker end when the process that started it ends, however that ends.
-
-    torch looks at the parent's process number for that, which under forkserver is the server's: a trainer that is killed
-    would leave its workers behind for ever.
-    """
-    parent = parent_process()
-    if parent is not None:
-        Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    # torch looks at the parent's process number, which under forkserver is the server's.
+    end_with_parent()
     if own is not None:
         own(worker)
-
-
-def _end_with(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(1)
 
 
 def gather_state(loader: PackedLoader) -> dict[str, Any]:

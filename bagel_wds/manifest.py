@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 MANIFEST_NAME = "manifest.json"
 QUARANTINE_NAME = "quarantine.jsonl"
+RECORD_NAME = "conversion.json"
+"""What a conversion was made from; it is there before the first shard."""
 INFO_NAME = "dataset_info.yaml"
 """What the conversion of a mixture writes: where the manifest of each of its datasets lies."""
 INDEX_SUFFIX = ".idx.parquet"
@@ -56,11 +58,13 @@ class Counts:
         read: rows of the source.
         written: samples in the shards.
         reasons: rows left out, by reason.
+        repaired: samples whose row was mended, by what was.
     """
 
     read: int = 0
     written: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
+    repaired: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def quarantined(self) -> int:
@@ -77,6 +81,7 @@ class Manifest:
         name: of the dataset.
         kind: of its samples: t2i, vlm or edit; None in a shard list that is not ours.
         settings: those that decide what the shards hold.
+        parts: runs of a conversion that made it: the first, and those that added to it.
         counts: of the conversion; None in a shard list that is not ours.
     """
 
@@ -85,6 +90,7 @@ class Manifest:
     kind: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     counts: Counts | None = None
+    parts: int = 1
 
 
 def read_manifest(url: str) -> Manifest:
@@ -114,6 +120,7 @@ def read_manifest(url: str) -> Manifest:
         kind=_optional(value, "kind", str, url),
         settings=_optional(value, "settings", dict, url) or {},
         counts=_counts(value["counts"], f"{url}: counts") if "counts" in value else None,
+        parts=_optional(value, "parts", int, url) or 1,
     )
 
 
@@ -129,10 +136,12 @@ def _shard(entry: object, where: str) -> ManifestShard:
 
 def _counts(entry: object, where: str) -> Counts:
     reasons = _required(entry, "reasons", dict, where)
+    repaired = _optional(entry, "repaired", dict, where) or {}
     return Counts(
         read=_required(entry, "read", int, where),
         written=_required(entry, "written", int, where),
         reasons={reason: _required(reasons, reason, int, f"{where}: reasons") for reason in reasons},
+        repaired={what: _required(repaired, what, int, f"{where}: repaired") for what in repaired},
     )
 
 

@@ -17,7 +17,7 @@ from braceexpand import braceexpand
 
 from bagel_wds import storage
 from bagel_wds.errors import ConfigError, ShardError
-from bagel_wds.manifest import MANIFEST_NAME, read_manifest
+from bagel_wds.manifest import MANIFEST_NAME, RECORD_NAME, read_manifest
 from bagel_wds.records import Cursor
 from bagel_wds.rng import KeyedDraws
 
@@ -85,11 +85,16 @@ def list_shards(spec: str | Sequence[str], dataset: str = "") -> list[Shard]:
         manifest = storage.join(spec, MANIFEST_NAME)
         if storage.exists(manifest):
             return _all_there(manifest, _from_manifest(manifest, dataset))
+        if storage.exists(storage.join(spec, RECORD_NAME)):
+            raise ConfigError(
+                f"{spec}: a conversion that was not finished: it has {RECORD_NAME} and no {MANIFEST_NAME}; run the same "
+                "`bagel-wds convert` again"
+            )
         # macOS leaves a `._NAME.tar` beside each NAME.tar that it copies.
         tars = [
             name
             for name in storage.list_files(spec)
-            if name.endswith(".tar") and not name.rpartition("/")[2].startswith(".")
+            if name.endswith(".tar") and not any(part.startswith(".") for part in name.split("/"))
         ]
         if not tars:
             raise ConfigError(f"{spec}: no {MANIFEST_NAME} and no .tar file in this folder")

@@ -22,7 +22,7 @@ from bagel_wds.texts import read_captions, read_instructions, read_turns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_KIND_OF_FIELD = {"captions": "t2i", "instruction_list": "edit", "conversations": "vlm"}
+_KIND_OF_FIELD = {"captions": "t2i", "instruction_list": "edit", "conversations": "vlm", "messages": "vlm"}
 """How samples of other tools are told apart: they do not say what they are."""
 
 
@@ -82,8 +82,9 @@ def _of_info(path: str, info: Mapping[str, Any]) -> Iterator[Holding]:
                 raise ConfigError(
                     f"{path}: {group}.{name} has no shards; convert it first, with `bagel-wds convert`"
                 )
-            if isinstance(spec, str) and storage.is_folder(spec):
-                spec = _manifest_in(spec)
+            if isinstance(spec, str):
+                spec = storage.find_near(spec, storage.parent(path))
+                spec = _manifest_in(spec) if storage.is_folder(spec) else spec
             if isinstance(spec, str) and spec.endswith(".json"):
                 yield Holding(f"{group}.{name}", tuple(list_shards(spec)), read_manifest(spec))
             else:
@@ -160,7 +161,7 @@ class Contents:
         elif kind == "vlm":
             self.texts["turns"] += len(read_turns(fields))
         elif kind == "edit":
-            steps = read_instructions(fields, max(0, num_media - 1))
+            steps = read_instructions(fields, max(0, num_media - 1), surplus_ok=True)
             self.texts["instructions"] += sum(len(step) for step in steps)
 
 

@@ -5,10 +5,12 @@ So far the local disk: a plain path or a `file://` URL. Everything that reads or
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
 from bagel_wds.errors import ConfigError
@@ -101,6 +103,35 @@ def parent(url: str | os.PathLike[str]) -> str:
     return folder or slash or "."
 
 
+_WRITE_BACK_BYTES = 8 << 20
+
+
+class _EagerFile(io.FileIO):
+    """A new file whose bytes set out for the disk while it is being written.
+
+    Left alone they wait for the flush at the end, and the writer then waits as long as the disk takes for all of them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self._begun = 0
+
+    def write(self, data: Any, /) -> int:
+        written = super().write(data) or 0
+        end = self.tell()
+        if end - self._begun >= _WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):
+            # Linux begins to write what it is told will not be needed. It is a hint: nothing depends on it.
+            os.posix_fadvise(self.fileno(), self._begun, end - self._begun, os.POSIX_FADV_DONTNEED)
+            self._begun = end
+        return written
+
+
+def find_near(path: str, folder: str) -> str:
+    """A path of a file that lies in `folder`: from the current folder if it is there, else from that one."""
+    beside = join(folder, path)
+    return beside if not exists(path) and exists(beside) else path
+
+
 @contextmanager
 def open_write(url: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Write a file that appears under its name only when it is whole.
@@ -112,7 +143,7 @@ def open_write(url: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        with partial.open("wb") as file:
+        with io.BufferedWriter(_EagerFile(partial)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -125,6 +156,13 @@ def write_bytes(url: str | os.PathLike[str], data: bytes) -> None:
     """Write a whole file, atomically."""
     with open_write(url) as file:
         file.write(data)
+
+
+def remove_folder(folder: str | os.PathLike[str]) -> None:
+    """Remove a folder and all that is in it, if it is there."""
+    path = local_path(folder)
+    if path.exists():
+        shutil.rmtree(path)
 
 
 def remove(url: str | os.PathLike[str]) -> None:

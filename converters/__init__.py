@@ -2,14 +2,30 @@
 
     source ──plan──▶ slices ──a pool of processes──▶ shards and their indexes ──▶ quarantine.jsonl, manifest.json
 
-`convert_source` does one dataset, `convert_mixture` all those of a mixture file. Installed as `bagel_wds.converters`;
-from a checkout, `python -m converters` runs the same command as `bagel-wds convert`.
+`convert_source` does one dataset, `convert_mixture` all those of a mixture file; `check_source` reads as they do and
+writes nothing. Installed as `bagel_wds.converters`; from a checkout, `python -m converters` runs the same command as
+`bagel-wds convert`.
 """
 
 from __future__ import annotations
 
+from .check import CheckSummary, check_source
 from .convert import ConversionSummary, convert_source
-from .mixture import convert_mixture
+from .downscale import Encoder
+from .mixture import RowRules, convert_mixture
+from .quarantine import Limit
+from .record import Mode
 from .settings import ShardSettings
 
-__all__ = ["ConversionSummary", "ShardSettings", "convert_mixture", "convert_source"]
+__all__ = [
+    "CheckSummary",
+    "ConversionSummary",
+    "Encoder",
+    "Limit",
+    "Mode",
+    "RowRules",
+    "ShardSettings",
+    "check_source",
+    "convert_mixture",
+    "convert_source",
+]

@@ -1,135 +1,411 @@
-"""The command `convert`."""
+"""The commands `convert` and `check`."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, cast
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
+import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from bagel_wds import storage
+from bagel_wds.config import load_mapping, parse_groups
 from bagel_wds.console import clean_errors, format_size, parse_size
 from bagel_wds.errors import ConfigError
 from bagel_wds.manifest import QUARANTINE_NAME
-from bagel_wds.schema import SAMPLE_KINDS, SampleKind
-from bagel_wds.sources import Source
+from bagel_wds.sources import Placeholders, Source, Verify
 
-from .convert import convert_source
-from .mixture import convert_mixture
-from .output import propose_name
-from .progress import progress_bar
+from .check import CheckSummary, Entry, check_source
+from .convert import place_of, run_conversion
+from .downscale import Encoder
+from .mixture import RowRules, convert_mixture, find_sources
+from .options import (
+    USAGE,
+    AllowOutside,
+    AsJson,
+    CaptionsColumn,
+    Config,
+    ConversationsColumn,
+    ImageColumn,
+    Info,
+    InstructionsColumn,
+    MaxQuarantine,
+    MediaRoot,
+    Memory,
+    Name,
+    PlaceholdersOption,
+    Processes,
+    VerifyOption,
+    VideoColumn,
+    check_kind,
+    check_mixture_options,
+    one_source,
+)
+from .planning import plan_conversion
+from .progress import progress
+from .quarantine import parse_limit
+from .record import Mode
 from .settings import ShardSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     from .convert import ConversionSummary
 
-USAGE = (
-    "write `bagel-wds convert t2i|vlm|edit SRC OUT` for one dataset, or "
-    "`bagel-wds convert --config MIX.yaml --info INFO.yaml OUT` for a mixture"
-)
+_GROUPS = {"t2i": "t2i_pretrain", "vlm": "vlm_sft", "edit": "unified_edit"}
+"""The group that each kind has in upstream's mixtures."""
+
+_CONVERT_USAGE = USAGE.format(command="convert", out=" OUT")
+_CHECK_USAGE = USAGE.format(command="check", out="")
 
 
 def convert(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="[t2i|vlm|edit SRC] OUT",
-            help="Kind and place of one dataset, and the folder to write to; with --config the folder alone.",
+            metavar="[t2i|vlm|edit SRC...] OUT",
+            help="Kind and places of one dataset, and the folder to write to; with --config the folder alone.",
             show_default=False,
         ),
     ],
-    config: Annotated[str | None, typer.Option(help="Mixture file: convert each dataset it names.")] = None,
-    info: Annotated[str | None, typer.Option(help="Dataset info that goes with the mixture file.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Of the dataset and its shards; else as the source is called.")
-    ] = None,
-    media_root: Annotated[
-        str | None,
-        typer.Option(help="What the media paths of vlm are relative to; else the JSONL's folder."),
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="How many work at a time; else one a CPU.")
-    ] = None,
+    config: Config = None,
+    info: Info = None,
+    name: Name = None,
+    media_root: MediaRoot = None,
+    allow_outside: AllowOutside = False,
+    image_column: ImageColumn = None,
+    captions_column: CaptionsColumn = None,
+    instructions_column: InstructionsColumn = None,
+    conversations_column: ConversationsColumn = None,
+    video_column: VideoColumn = None,
+    verify: VerifyOption = Verify.FULL,
+    placeholders: PlaceholdersOption = Placeholders.STRICT,
     shard_size: Annotated[str, typer.Option(help="Bytes of a shard at most.")] = "256MiB",
     shard_samples: Annotated[int, typer.Option(min=1, help="Samples of a shard at most.")] = 10_000,
+    shuffle: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Shuffle all rows over all shards, by this seed.")
+    ] = None,
+    max_side: Annotated[
+        int | None,
+        typer.Option(min=1, help="Scale larger images down to so many pixels on their longer side."),
+    ] = None,
+    encoder: Annotated[Encoder, typer.Option(help="Of images that are scaled down.")] = Encoder.PNG,
+    max_quarantine: MaxQuarantine = None,
+    memory: Memory = "64MiB",
+    processes: Processes = None,
+    append: Annotated[bool, typer.Option("--append", help="Add the source's new files to OUT.")] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Read again only the rows that OUT's quarantine names.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a converted dataset.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Convert parquet or JSON lines in BAGEL's layouts to WebDataset shards.
 
-    Rows that cannot be used are left out and listed in quarantine.jsonl, with their place and the reason. The exit
-    status is 0 only if the conversion is complete.
+    Rows that cannot be used are left out and listed in quarantine.jsonl, with their place and the reason. A run that
+    was stopped goes on when the same command is given again. The exit status is 0 only if the conversion is complete.
     """
-    with clean_errors():
-        settings = ShardSettings(shard_bytes=parse_size(shard_size), shard_samples=shard_samples)
+    with clean_errors(), _interruptible():
+        settings = ShardSettings(
+            shard_bytes=parse_size(shard_size),
+            shard_samples=shard_samples,
+            shuffle=shuffle,
+            max_side=max_side,
+            encoder=encoder,
+        )
+        rules = RowRules(
+            verify=verify,
+            placeholders=placeholders,
+            allow_outside=allow_outside,
+            batch_bytes=parse_size(memory),
+        )
+        columns = {
+            "image": image_column,
+            "captions": captions_column,
+            "instructions": instructions_column,
+            "conversations": conversations_column,
+            "video": video_column,
+        }
+        mode = _mode(append=append, retry=retry, overwrite=overwrite)
         count = processes or os.cpu_count() or 1
-        if config is not None or info is not None:
-            if config is None or info is None:
-                raise ConfigError(f"--config and --info go together; {USAGE}")
-            if len(places) != 1 or name is not None or media_root is not None:
-                raise ConfigError(f"with --config only OUT and no --name or --media-root is taken; {USAGE}")
-            with progress_bar() as report:
+        limit = None if max_quarantine is None else parse_limit(max_quarantine)
+        alone = {"--name": name, "--media-root": media_root} | {
+            f"--{what}-column": column for what, column in columns.items()
+        }
+        if check_mixture_options(config, info, alone, _CONVERT_USAGE):
+            if len(places) != 1:
+                raise ConfigError(f"with --config only OUT is given; {_CONVERT_USAGE}")
+            with progress() as report:
                 done = convert_mixture(
-                    config,
-                    info,
+                    str(config),
+                    str(info),
                     places[0],
+                    rules=rules,
                     settings=settings,
+                    mode=mode,
                     processes=count,
-                    overwrite=overwrite,
+                    limit=limit,
                     report=report,
                 )
-            print_summaries(done.datasets)
-            typer.echo(f"dataset info: {done.info_path}")
+            print_summaries(done.datasets, as_json=as_json, info_path=done.info_path)
             return
-        source, out = _read_places(places, name, media_root)
-        with progress_bar() as report:
-            summary = convert_source(
-                source, out, settings=settings, processes=count, overwrite=overwrite, report=report
+        check_kind(places[0], _CONVERT_USAGE)
+        if len(places) < 3:
+            raise ConfigError(
+                f"{len(places)} arguments where a kind, a source and OUT belong; {_CONVERT_USAGE}"
             )
-        print_summaries([summary])
+        kind, *paths, out = places
+        source = one_source(kind, paths, name=name, media_root=media_root, columns=columns, rules=rules)
+        plan = plan_conversion(source, out, settings=settings, mode=mode)
+        _tell_notes(source.name, plan.notes)
+        with progress() as report:
+            summary = run_conversion(plan, processes=count, limit=limit, report=report)
+        print_summaries([summary], as_json=as_json)
 
 
-def _read_places(places: list[str], name: str | None, media_root: str | None) -> tuple[Source, str]:
-    if places[0] not in SAMPLE_KINDS:
-        raise ConfigError(f"{places[0]!r} is none of {', '.join(SAMPLE_KINDS)}; {USAGE}")
-    if len(places) != 3:
-        raise ConfigError(f"{len(places)} arguments where three belong; {USAGE}")
-    kind, path, out = places
-    if media_root is not None and kind != "vlm":
-        raise ConfigError(f"--media-root is for vlm; the images of {kind} lie in its parquet files")
-    source = Source(
-        kind=cast("SampleKind", kind),
-        name=propose_name(path) if name is None else name,
-        path=path,
-        media_root=media_root,
+def check(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[t2i|vlm|edit SRC...]",
+            help="Kind and places of one dataset; with --config none.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Config = None,
+    info: Info = None,
+    media_root: MediaRoot = None,
+    allow_outside: AllowOutside = False,
+    image_column: ImageColumn = None,
+    captions_column: CaptionsColumn = None,
+    instructions_column: InstructionsColumn = None,
+    conversations_column: ConversationsColumn = None,
+    video_column: VideoColumn = None,
+    verify: VerifyOption = Verify.FULL,
+    placeholders: PlaceholdersOption = Placeholders.STRICT,
+    max_quarantine: MaxQuarantine = None,
+    rows: Annotated[
+        int, typer.Option(min=0, help="Print so many of the rows that would be left out; 0 prints all.")
+    ] = 100,
+    memory: Memory = "64MiB",
+    processes: Processes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Do all that a conversion would check, and write nothing.
+
+    Rows that would be left out are printed with their place and the reason. The exit status is 0 if there are none, or
+    no more than --max-quarantine allows, and 1 otherwise.
+    """
+    with clean_errors(), _interruptible():
+        rules = RowRules(
+            verify=verify,
+            placeholders=placeholders,
+            allow_outside=allow_outside,
+            batch_bytes=parse_size(memory),
+        )
+        columns = {
+            "image": image_column,
+            "captions": captions_column,
+            "instructions": instructions_column,
+            "conversations": conversations_column,
+            "video": video_column,
+        }
+        limit = parse_limit("0" if max_quarantine is None else max_quarantine)
+        alone = {"--media-root": media_root} | {
+            f"--{what}-column": column for what, column in columns.items()
+        }
+        places = places or []
+        if check_mixture_options(config, info, alone, _CHECK_USAGE):
+            if places:
+                raise ConfigError(f"with --config no place is given; {_CHECK_USAGE}")
+            found = find_sources(parse_groups(load_mapping(str(config))), str(info), rules)
+            sources = [source for _, _, source in found if isinstance(source, Source)]
+        else:
+            if len(places) < 2:
+                raise ConfigError(f"{len(places)} arguments where a kind and a source belong; {_CHECK_USAGE}")
+            check_kind(places[0], _CHECK_USAGE)
+            sources = [
+                one_source(
+                    places[0], places[1:], name=None, media_root=media_root, columns=columns, rules=rules
+                )
+            ]
+        listing = _Listing(rows or None, silent=as_json)
+        count = processes or os.cpu_count() or 1
+        with progress() as report:
+            summaries = [
+                check_source(source, processes=count, report=report, tell_row=listing.add)
+                for source in sources
+            ]
+        listing.end()
+        _print_checked(summaries, listing.kept if as_json else None)
+        if any(summary.quarantined > limit.of(summary.read) for summary in summaries):
+            raise SystemExit(1)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Say that Ctrl-C has done no harm."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted; what is finished is kept: run the same command again to go on", err=True)
+        raise SystemExit(130) from None
+
+
+def _mode(*, append: bool, retry: bool, overwrite: bool) -> Mode:
+    chosen = [
+        mode
+        for mode, given in ((Mode.APPEND, append), (Mode.RETRY, retry), (Mode.OVERWRITE, overwrite))
+        if given
+    ]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(f'--{mode}' for mode in chosen)} do not go together; give one")
+    return chosen[0] if chosen else Mode.CONVERT
+
+
+class _Listing:
+    """Prints rows that would be left out, up to a number of them."""
+
+    def __init__(self, most: int | None, *, silent: bool) -> None:
+        self._most = most
+        self._silent = silent
+        self._more = 0
+        self.kept: list[Entry] = []
+
+    def add(self, entry: Entry) -> None:
+        """One more row."""
+        if self._most is not None and len(self.kept) >= self._most:
+            self._more += 1
+            return
+        self.kept.append(entry)
+        if not self._silent:
+            typer.echo(f"{place_of(entry)}: {entry['reason']}: {entry['detail']}")
+
+    def end(self) -> None:
+        """Say how many were not printed."""
+        if self._more and not self._silent:
+            typer.echo(f"... and {self._more} more; --rows 0 prints all")
+
+
+def _tell_notes(name: str, notes: Iterable[str]) -> None:
+    for note in notes:
+        typer.echo(f"note: {name}: {note}", err=True)
+
+
+def print_summaries(
+    summaries: Iterable[ConversionSummary], *, as_json: bool = False, info_path: str | None = None
+) -> None:
+    """Print what became of each dataset's rows, where the rows left out are listed, and how to train on the shards."""
+    summaries = list(summaries)
+    if as_json:
+        value = {"complete": True, "datasets": [_converted_json(summary) for summary in summaries]}
+        _print_json(value | ({"dataset_info": info_path} if info_path else {}))
+        return
+    _print_table(
+        "Converted",
+        ("read", "written", "quarantined", "shards", "size"),
+        [
+            (
+                summary.name,
+                summary.kind,
+                summary.counts.read,
+                summary.counts.written,
+                summary.counts.quarantined,
+                summary.num_shards,
+                format_size(summary.num_bytes),
+                _reasons(summary.counts.reasons, summary.counts.repaired),
+            )
+            for summary in summaries
+        ],
     )
-    return source, out
+    for summary in summaries:
+        if summary.was_complete:
+            typer.echo(f"{summary.name} was complete: nothing to do")
+        if summary.counts.quarantined:
+            typer.echo(f"quarantined: {storage.join(storage.parent(summary.manifest), QUARANTINE_NAME)}")
+    if info_path is not None:
+        typer.echo(f"dataset info: {info_path}")
+        return
+    for summary in summaries:
+        place = storage.local_path(summary.manifest).absolute()
+        typer.echo(f"in a dataset info: {_GROUPS[summary.kind]}: {{{summary.name}: {{shards: {place}}}}}")
 
 
-def print_summaries(summaries: Iterable[ConversionSummary]) -> None:
-    """Print what became of each dataset's rows, and where the rows left out are listed."""
-    table = Table("dataset", "kind", title="Converted", title_justify="left")
-    for heading in ("read", "written", "quarantined", "shards", "size"):
+def _converted_json(summary: ConversionSummary) -> dict[str, Any]:
+    return {
+        "name": summary.name,
+        "kind": summary.kind,
+        "manifest": summary.manifest,
+        "read": summary.counts.read,
+        "written": summary.counts.written,
+        "quarantined": summary.counts.quarantined,
+        "reasons": dict(summary.counts.reasons),
+        "repaired": dict(summary.counts.repaired),
+        "shards": summary.num_shards,
+        "bytes": summary.num_bytes,
+        "was_complete": summary.was_complete,
+        "notes": list(summary.notes),
+    }
+
+
+def _print_checked(summaries: Iterable[CheckSummary], rows: list[Entry] | None) -> None:
+    summaries = list(summaries)
+    if rows is not None:
+        datasets = [
+            {
+                "name": summary.name,
+                "kind": summary.kind,
+                "read": summary.read,
+                "usable": summary.read - summary.quarantined,
+                "reasons": dict(summary.reasons),
+                "repaired": dict(summary.repaired),
+                "bytes": summary.num_bytes,
+                "notes": list(summary.notes),
+            }
+            for summary in summaries
+        ]
+        _print_json({"datasets": datasets, "rows": rows})
+        return
+    for summary in summaries:
+        _tell_notes(summary.name, summary.notes)
+    _print_table(
+        "Checked",
+        ("read", "usable", "left out", "size"),
+        [
+            (
+                summary.name,
+                summary.kind,
+                summary.read,
+                summary.read - summary.quarantined,
+                summary.quarantined,
+                format_size(summary.num_bytes),
+                _reasons(summary.reasons, summary.repaired),
+            )
+            for summary in summaries
+        ],
+    )
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def _reasons(reasons: Mapping[str, int], repaired: Mapping[str, int]) -> str:
+    parts = [f"{reason} {count}" for reason, count in reasons.items()]
+    parts += [f"repaired {what} {count}" for what, count in repaired.items()]
+    return ", ".join(parts)
+
+
+def _print_table(title: str, headings: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    table = Table("dataset", "kind", title=title, title_justify="left")
+    for heading in headings:
         table.add_column(heading, justify="right")
     table.add_column("reasons", overflow="fold")
-    notes = []
-    for summary in summaries:
-        counts = summary.counts
-        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.reasons.items())
-        table.add_row(
-            summary.name,
-            summary.kind,
-            *map(str, (counts.read, counts.written, counts.quarantined, summary.num_shards)),
-            format_size(summary.num_bytes),
-            reasons,
-        )
-        if counts.quarantined:
-            notes.append(f"quarantined: {storage.join(storage.parent(summary.manifest), QUARANTINE_NAME)}")
+    for row in rows:
+        table.add_row(*map(str, row))
     # In a log there is no edge to fold the table at.
     Console(markup=False, width=None if sys.stdout.isatty() else 160).print(table)
-    for note in notes:
-        typer.echo(note)

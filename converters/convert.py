@@ -3,60 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from bagel_wds.errors import BadSample, ConfigError, ShardError
-from bagel_wds.manifest import QUARANTINE_NAME, Counts
-from bagel_wds.sources import RejectedRow, Slice, Source, plan_slices, read_slice
+from bagel_wds import storage
+from bagel_wds.errors import ConfigError, QuarantineLimitError, ShardError
+from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, RECORD_NAME, Counts, Manifest, read_manifest
 
-from .encode import EncodedSample, encode_sample
 from .engine import run_slices
 from .manifest import write_manifest, write_quarantine
-from .output import check_name, check_output, clear_output
+from .marks import MARKS_FOLDER, Marks, Outcome, hold_output
+from .output import clear_output, clear_partials
+from .planning import QUARANTINE_BEFORE, ConversionPlan, plan_conversion
 from .progress import Step, no_report
+from .record import Mode, read_record, write_record
 from .settings import ShardSettings
-from .shard_writer import ShardRecord, write_shards
+from .shuffle import shuffle_rows
+from .slices import SliceReport, SliceWork, report_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from bagel_wds.sources import Slice, Source
 
     from .progress import Report
+    from .quarantine import Limit
+    from .shard_writer import ShardRecord
 
-
-@dataclass(frozen=True)
-class ConversionPlan:
-    """A conversion that has been checked and cut up, and has not begun.
-
-    Attributes:
-        source: what is read.
-        out: the folder that is written to.
-        settings: how shards are cut.
-        slices: of the source.
-        overwrite: whether what lies in the folder is replaced.
-    """
-
-    source: Source
-    out: str
-    settings: ShardSettings
-    slices: tuple[Slice, ...]
-    overwrite: bool = False
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the source."""
-        return sum(part.num_rows for part in self.slices)
-
-
-@dataclass(frozen=True)
-class SliceResult:
-    """What became of the rows of one slice: `read == samples of the shards + quarantined rows`."""
-
-    number: int
-    read: int
-    shards: tuple[ShardRecord, ...]
-    quarantine: tuple[RejectedRow, ...]
+UNSHUFFLED = f"{MARKS_FOLDER}/unshuffled"
+"""Where the rows of a conversion that shuffles lie in between."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +42,11 @@ class ConversionSummary:
         name: of the dataset.
         kind: of its samples.
         manifest: its URL.
-        counts: rows read, written, and left out by reason.
-        num_shards: shards written.
+        counts: rows read, written, and left out by reason, of the whole dataset.
+        num_shards: shards that it has.
         num_bytes: in them.
+        was_complete: whether there was nothing to do.
+        notes: what a person should know of the source.
     """
 
     name: str
@@ -78,6 +55,8 @@ class ConversionSummary:
     counts: Counts
     num_shards: int
     num_bytes: int
+    was_complete: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def convert_source(
@@ -85,133 +64,250 @@ def convert_source(
     out: str,
     *,
     settings: ShardSettings | None = None,
+    mode: Mode = Mode.CONVERT,
     processes: int = 1,
-    overwrite: bool = False,
+    limit: Limit | None = None,
     report: Report = no_report,
 ) -> ConversionSummary:
     """Convert a source to shards, an index beside each, `quarantine.jsonl` and, last, `manifest.json`.
 
-    The same source and settings give the same bytes, whatever the number of processes.
+    The same source and settings give the same bytes, whatever the number of processes, and however often it was killed
+    and run again on the way.
 
     Args:
         source: what to convert.
         out: folder to write to; made if it is not there.
         settings: how shards are cut.
+        mode: what to do with a dataset that lies there.
         processes: how many slices are converted at a time.
-        overwrite: replace a dataset that lies there.
+        limit: how many rows may be left out.
         report: told how far the conversion is.
 
     Raises:
         ConfigError: if the source or the folder will not do, or not one row could be written.
-        ShardError: if a slice failed. No manifest is written then.
+        QuarantineLimitError: if more rows were left out than `limit` allows. What is finished is kept.
+        ShardError: if a slice failed. No manifest is written then; the same call goes on with what is missing.
     """
-    plan = plan_conversion(source, out, settings=settings or ShardSettings(), overwrite=overwrite)
-    return run_conversion(plan, processes=processes, report=report)
-
-
-def plan_conversion(
-    source: Source, out: str, *, settings: ShardSettings, overwrite: bool = False
-) -> ConversionPlan:
-    """Check a conversion and cut it into slices, without writing anything.
-
-    Raises:
-        ConfigError: if the source or the folder will not do.
-    """
-    check_name(source.name)
-    if source.max_units is not None and source.max_units < 1:
-        raise ConfigError(
-            f"dataset {source.name!r}: num_used_data={source.max_units} must be at least 1; leave it out to take all"
-        )
-    check_output(out, source.path, overwrite=overwrite)
-    slices = plan_slices(source, slice_bytes=settings.slice_bytes, slice_rows=settings.slice_rows)
-    plan = ConversionPlan(source, out, settings, tuple(slices), overwrite)
-    if plan.num_rows == 0:
-        raise ConfigError(f"dataset {source.name!r}: {source.path} has no row")
-    return plan
+    plan = plan_conversion(source, out, settings=settings or ShardSettings(), mode=mode)
+    return run_conversion(plan, processes=processes, limit=limit, report=report)
 
 
 def run_conversion(
-    plan: ConversionPlan, *, processes: int = 1, report: Report = no_report
+    plan: ConversionPlan, *, processes: int = 1, limit: Limit | None = None, report: Report = no_report
 ) -> ConversionSummary:
     """Do what was planned; see `convert_source`."""
     if processes < 1:
         raise ConfigError(f"processes={processes} must be at least 1")
-    if plan.overwrite:
+    if plan.record is None:
+        assert plan.manifest is not None  # noqa: S101 - there is nothing to do since it is complete
+        return replace(_summary(plan, plan.manifest), was_complete=True)
+    with hold_output(plan.out):
+        if read_record(plan.out) != plan.before:
+            raise ConfigError(
+                f"{plan.out} was changed by another process meanwhile; run the same command again"
+            )
+        _prepare(plan)
+        shards = _convert(plan, processes, limit, report)
+        return _finish(plan, shards)
+
+
+def _prepare(plan: ConversionPlan) -> None:
+    """Leave in the folder what this conversion goes on with, and nothing else of its names."""
+    assert plan.record is not None  # noqa: S101 - see `run_conversion`
+    marks = Marks(plan.out)
+    if plan.mode is Mode.OVERWRITE:
         clear_output(plan.out, plan.source.name)
-    work = partial(convert_slice, plan.source, plan.out, plan.settings)
-    results: list[SliceResult] = []
-    step = Step(plan.source.name, plan.num_rows)
-    report(step)
-    for result in run_slices(work, plan.slices, processes):
-        results.append(result)
-        step = step.after(
-            rows=result.read,
-            num_bytes=sum(shard.bytes for shard in result.shards),
-            quarantined=len(result.quarantine),
+    clear_partials(plan.out, plan.source.name)
+    if plan.record == plan.before:
+        return
+    marks.clear()
+    if plan.manifest is not None:
+        quarantine = storage.read_bytes(storage.join(plan.out, QUARANTINE_NAME))
+        storage.write_bytes(storage.join(plan.out, QUARANTINE_BEFORE), quarantine)
+    write_record(plan.out, plan.record)
+
+
+def _first_pass(plan: ConversionPlan) -> tuple[str, int]:
+    """Where the rows of the source are written to, and what the slices are numbered from there."""
+    if plan.settings.shuffle is None:
+        return plan.out, plan.number_from
+    return storage.join(plan.out, UNSHUFFLED), 0
+
+
+def _convert(plan: ConversionPlan, processes: int, limit: Limit | None, report: Report) -> list[ShardRecord]:
+    """Write the shards that are not there yet; gives all that this conversion adds, in order."""
+    out, number_from = _first_pass(plan)
+    _convert_slices(plan, out, number_from, processes, limit, report)
+    shards = [shard for outcome in _outcomes(plan) for shard in outcome.shards]
+    return shards if plan.settings.shuffle is None else shuffle_rows(plan, out, shards, processes, report)
+
+
+def _convert_slices(
+    plan: ConversionPlan, out: str, number_from: int, processes: int, limit: Limit | None, report: Report
+) -> None:
+    """Write the shards of each slice that is not done yet."""
+    marks = Marks(out)
+    watcher = _Watcher(plan, limit, report)
+    todo: list[Slice] = []
+    for part in plan.slices:
+        outcome = marks.finished(number_from + part.number)
+        if outcome is None:
+            todo.append(part)
+        else:
+            watcher.count(report_of(part.number, outcome))
+    watcher.begin()
+    work = SliceWork(plan.source, out, plan.settings, number_from)
+    for result in run_slices(work, todo, processes, watcher.watch):
+        watcher.count(result)
+    watcher.end()
+
+
+class _Watcher:
+    """Adds up what slices report, tells how far the conversion is, and stops one that leaves out too much."""
+
+    def __init__(self, plan: ConversionPlan, limit: Limit | None, report: Report) -> None:
+        self._plan = plan
+        self._limit = limit
+        self._report = report
+        self._step = Step(plan.source.name, plan.num_rows)
+        self._base = self._step
+        self._reasons: Counter[str] = Counter()
+        self._examples: dict[str, Mapping[str, Any]] = {}
+
+    def count(self, result: SliceReport) -> None:
+        """One more slice is done."""
+        self._step = self._step.after(
+            rows=result.read, num_bytes=result.num_bytes, quarantined=sum(result.reasons.values())
         )
-        report(step)
-    results.sort(key=lambda result: result.number)
-    return _finish(plan, results)
+        self._reasons.update(result.reasons)
+        self._examples = {**result.examples, **self._examples}
+        if self._limit is not None and self._reasons.total() > self._limit.of(self._plan.num_rows):
+            raise QuarantineLimitError(self._too_many())
+
+    def begin(self) -> None:
+        """What was done by an earlier run has been counted."""
+        self._base = self._step
+        self._report(self._step)
+
+    def watch(self, rows: int, num_bytes: int, quarantined: int) -> None:
+        """So much was done since the beginning, slices that are under way included."""
+        self._report(self._base.after(rows=rows, num_bytes=num_bytes, quarantined=quarantined))
+
+    def end(self) -> None:
+        """Every slice is done."""
+        self._report(self._step)
+
+    def _too_many(self) -> str:
+        reasons = "; ".join(
+            f"{reason} {count} (for example {place_of(self._examples[reason])}: {self._examples[reason]['detail']})"
+            for reason, count in self._reasons.most_common(3)
+        )
+        return (
+            f"dataset {self._plan.source.name!r}: {self._reasons.total()} of {self._plan.num_rows} rows were left out "
+            f"so far, of {self._step.rows} read, and --max-quarantine allows {self._limit}: {reasons}; mend the source, or "
+            "allow more and run it again: what is finished is kept"
+        )
 
 
-def convert_slice(source: Source, out: str, settings: ShardSettings, part: Slice) -> SliceResult:
-    """Write the shards of one slice."""
-    rows = _SliceRows(source, part)
-    shards = write_shards(iter(rows), out, f"{source.name}-{part.number:06d}", settings)
-    return SliceResult(part.number, rows.read, tuple(shards), tuple(rows.quarantine))
+def place_of(entry: Mapping[str, Any]) -> str:
+    """Where a quarantined row lies, for people."""
+    group = f" row group {entry['row_group']}" if "row_group" in entry else ""
+    return f"{entry['file']}{group} row {entry['row']}"
 
 
-class _SliceRows:
-    """The samples of a slice, counted as they pass; rows that cannot be used are put aside."""
-
-    def __init__(self, source: Source, part: Slice) -> None:
-        self._source = source
-        self._part = part
-        self.read = 0
-        self.quarantine: list[RejectedRow] = []
-
-    def __iter__(self) -> Iterator[EncodedSample]:
-        for row in read_slice(self._source, self._part):
-            self.read += 1
-            if isinstance(row, RejectedRow):
-                self.quarantine.append(row)
-                continue
-            try:
-                sample = encode_sample(row, self._source.kind)
-            except BadSample as bad:
-                self.quarantine.append(RejectedRow(row.place, bad.reason, bad.detail))
-            else:
-                yield sample
+def _outcomes(plan: ConversionPlan) -> Iterator[Outcome]:
+    """The outcome of each slice of the source, in order."""
+    out, number_from = _first_pass(plan)
+    marks = Marks(out)
+    for part in plan.slices:
+        outcome = marks.finished(number_from + part.number)
+        if outcome is None:
+            raise ShardError(
+                f"{part}: the shards that were written are not there any more; run the same command again"
+            )
+        yield outcome
 
 
-def _finish(plan: ConversionPlan, results: list[SliceResult]) -> ConversionSummary:
+def _finish(plan: ConversionPlan, shards: Sequence[ShardRecord]) -> ConversionSummary:
     """Check the sums, and write the sidecars."""
-    source = plan.source
-    shards = [shard for result in results for shard in result.shards]
-    quarantine = [row for result in results for row in result.quarantine]
-    counts = Counts(
-        read=sum(result.read for result in results),
-        written=sum(shard.samples for shard in shards),
-        reasons=dict(sorted(Counter(str(row.reason) for row in quarantine).items())),
+    tally = _PartTally()
+    keep = plan.mode is Mode.APPEND
+    write_quarantine(
+        plan.out,
+        storage.join(plan.out, QUARANTINE_BEFORE) if keep else None,
+        tally.entries(_outcomes(plan)),
     )
-    if not counts.read == counts.written + counts.quarantined == plan.num_rows:
+    written = sum(shard.samples for shard in shards)
+    if not tally.read == written + tally.reasons.total() == plan.num_rows:
         raise ShardError(
-            f"dataset {source.name!r}: {plan.num_rows} rows were planned and {counts.read} read, of which "
-            f"{counts.written} were written and {counts.quarantined} left out; did a file change? convert again"
+            f"dataset {plan.source.name!r}: {plan.num_rows} rows were planned and {tally.read} read, of which {written} "
+            f"were written and {tally.reasons.total()} left out; did a file change? convert again, with --overwrite"
         )
-    write_quarantine(plan.out, quarantine)
-    if counts.written == 0:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.reasons.items())
-        raise ConfigError(
-            f"dataset {source.name!r}: no sample was written, each of the {counts.read} rows was left out: {reasons}; "
-            f"{plan.out}/{QUARANTINE_NAME} tells of each, for example: {quarantine[0].detail}"
-        )
-    manifest = write_manifest(plan.out, source, plan.settings, counts, shards)
+    if written == 0 and plan.manifest is None:
+        _give_up(plan, tally)
+    counts = _add_counts(plan, tally, written)
+    record = plan.record
+    assert record is not None  # noqa: S101 - see `run_conversion`
+    if plan.mode is Mode.RETRY and written == 0:
+        # It added nothing, and leaves no trace but the reasons as they are now.
+        record = record.without_last()
+        write_record(plan.out, record)
+    write_manifest(plan.out, record, counts, plan.manifest.shards if plan.manifest else (), shards)
+    Marks(plan.out).remove()
+    return _summary(plan, read_manifest(storage.join(plan.out, MANIFEST_NAME)))
+
+
+@dataclass
+class _PartTally:
+    """The outcomes of all slices added up, but for their quarantine, which passes by."""
+
+    read: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    repaired: Counter[str] = field(default_factory=Counter)
+    example: str = ""
+
+    def entries(self, outcomes: Iterator[Outcome]) -> Iterator[Mapping[str, Any]]:
+        """The quarantine of each outcome, which is then added."""
+        for outcome in outcomes:
+            yield from outcome.quarantine
+            self.read += outcome.read
+            self.reasons.update(outcome.reasons)
+            self.repaired.update(outcome.repaired)
+            if outcome.quarantine and not self.example:
+                self.example = outcome.quarantine[0]["detail"]
+
+
+def _give_up(plan: ConversionPlan, tally: _PartTally) -> None:
+    """Not one row could be written: leave the quarantine alone, so that the next run begins anew."""
+    storage.remove(storage.join(plan.out, RECORD_NAME))
+    Marks(plan.out).remove()
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(tally.reasons.items()))
+    raise ConfigError(
+        f"dataset {plan.source.name!r}: no sample was written, each of the {tally.read} rows was left out: {reasons}; "
+        f"{storage.join(plan.out, QUARANTINE_NAME)} tells of each, for example: {tally.example}"
+    )
+
+
+def _add_counts(plan: ConversionPlan, tally: _PartTally, written: int) -> Counts:
+    """Of the whole dataset, with what this conversion adds."""
+    before = plan.manifest.counts if plan.manifest and plan.manifest.counts else Counts()
+    retried = plan.mode is Mode.RETRY
+    reasons = tally.reasons if retried else tally.reasons + Counter(before.reasons)
+    return Counts(
+        read=before.read + (0 if retried else tally.read),
+        written=before.written + written,
+        reasons=dict(sorted(reasons.items())),
+        repaired=dict(sorted((tally.repaired + Counter(before.repaired)).items())),
+    )
+
+
+def _summary(plan: ConversionPlan, manifest: Manifest) -> ConversionSummary:
     return ConversionSummary(
-        name=source.name,
-        kind=source.kind,
-        manifest=manifest,
-        counts=counts,
-        num_shards=len(shards),
-        num_bytes=sum(shard.bytes for shard in shards),
+        name=plan.source.name,
+        kind=plan.source.kind,
+        manifest=storage.join(plan.out, MANIFEST_NAME),
+        counts=manifest.counts or Counts(),
+        num_shards=len(manifest.shards),
+        num_bytes=sum(shard.bytes or 0 for shard in manifest.shards),
+        notes=plan.notes,
     )

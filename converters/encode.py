@@ -15,6 +15,7 @@ from bagel_wds.schema import MAX_JSON_BYTES, RESERVED, media_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from bagel_wds.images import ImageHeader
     from bagel_wds.schema import SampleKind
     from bagel_wds.sources import Medium, SourceSample
 
@@ -49,7 +50,9 @@ def encode_sample(sample: SourceSample, kind: SampleKind) -> EncodedSample:
     if RESERVED in sample.fields:
         raise BadSample(Reason.ROW_INVALID, f"the row has a field {RESERVED!r}, which is reserved")
     media = [_describe(medium) for medium in sample.media]
-    header = {"kind": kind, "media": media, "source": sample.place.as_json()}
+    header: dict[str, Any] = {"kind": kind, "media": media, "source": sample.place.as_json()}
+    if sample.repaired:
+        header["repaired"] = list(sample.repaired)
     text = _dump({**sample.fields, RESERVED: header})
     if len(text) > MAX_JSON_BYTES:
         raise BadSample(Reason.JSON_TOO_LARGE, f"{len(text)} bytes of JSON; the most is {MAX_JSON_BYTES}")
@@ -69,6 +72,13 @@ def encode_sample(sample: SourceSample, kind: SampleKind) -> EncodedSample:
     )
 
 
+def describe_header(header: ImageHeader) -> dict[str, Any]:
+    """`ext`, `width` and `height` of an image, and `orientation` if that is not 1."""
+    height, width = header.size_hw
+    orientation = {"orientation": header.orientation} if header.orientation != 1 else {}
+    return {"ext": header.ext, "width": width, "height": height, **orientation}
+
+
 def _media_members(sample: SourceSample) -> Iterator[tuple[str, bytes]]:
     for number, medium in enumerate(sample.media):
         for frame, image in enumerate(medium.images):
@@ -78,11 +88,10 @@ def _media_members(sample: SourceSample) -> Iterator[tuple[str, bytes]]:
 
 def _describe(medium: Medium) -> dict[str, Any]:
     """What `_bagel` says of a medium; of a clip, the sizes are those of its first frame."""
-    header = medium.images[0].header
-    height, width = header.size_hw
+    image = medium.images[0]
     frames = {"frames": len(medium.images)} if medium.is_clip else {}
-    orientation = {"orientation": header.orientation} if header.orientation != 1 else {}
-    return {"ext": header.ext, "width": width, "height": height, **frames, **orientation}
+    original = {} if image.original is None else {"original": describe_header(image.original)}
+    return {**describe_header(image.header), **frames, **original}
 
 
 def _dump(value: Mapping[str, Any]) -> bytes:

@@ -7,74 +7,77 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bagel_wds import storage
-from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, Counts
+from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, Counts, ManifestShard
 from bagel_wds.schema import FORMAT_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from bagel_wds.sources import RejectedRow, Source
-
-    from .settings import ShardSettings
+    from .record import ConversionRecord
     from .shard_writer import ShardRecord
 
-_MAX_DETAIL = 300
 
+def write_quarantine(out: str, before: str | None, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Write every row left out, in the order of the source: its place, the reason's code, and what was wrong.
 
-def write_quarantine(out: str, rows: Iterable[RejectedRow]) -> None:
-    """Write every row left out, in the order of the source: its place, the reason's code, and what was wrong."""
+    Args:
+        out: the folder.
+        before: a quarantine whose lines come first.
+        entries: the rows.
+    """
     with storage.open_write(storage.join(out, QUARANTINE_NAME)) as file:
-        for row in rows:
-            entry = {
-                **row.place.as_json(),
-                "reason": row.reason,
-                # A detail quotes the source, which may hold what is no UTF-8.
-                "detail": row.detail[:_MAX_DETAIL].encode("utf-8", "backslashreplace").decode(),
-            }
+        if before is not None:
+            file.write(storage.read_bytes(before))
+        for entry in entries:
             file.write(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def write_manifest(
-    out: str, source: Source, settings: ShardSettings, counts: Counts, shards: Sequence[ShardRecord]
-) -> str:
-    """Write the manifest, which says that the dataset is whole; gives its URL.
+    out: str,
+    record: ConversionRecord,
+    counts: Counts,
+    before: Sequence[ManifestShard],
+    added: Sequence[ShardRecord],
+) -> None:
+    """Write the manifest, which says that the dataset is whole.
 
     It holds no time, host or absolute path, and `wids` takes it as a shard list.
+
+    Args:
+        out: the folder.
+        record: of the conversion.
+        counts: of the whole dataset.
+        before: the shards that the dataset had.
+        added: those that come behind them.
     """
-    url = storage.join(out, MANIFEST_NAME)
     manifest = {
         "format_version": FORMAT_VERSION,
         "wids_version": 1,
-        "name": source.name,
-        "kind": source.kind,
-        "settings": _settings(source, settings),
+        "name": record.name,
+        "kind": record.kind,
+        "settings": dict(record.parts[0].settings),
+        "parts": len(record.parts),
         "counts": {
             "read": counts.read,
             "written": counts.written,
             "quarantined": counts.quarantined,
             "reasons": dict(counts.reasons),
+            "repaired": dict(counts.repaired),
         },
         "shardlist": [
-            {
-                "url": shard.name,
-                "nsamples": shard.samples,
-                "filesize": shard.bytes,
-                "checksum": shard.checksum,
-                "index": shard.index,
-            }
-            for shard in shards
+            *(_entry(shard.url, shard) for shard in before),
+            *(_entry(shard.name, shard) for shard in added),
         ],
     }
-    storage.write_bytes(url, orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    return url
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    storage.write_bytes(storage.join(out, MANIFEST_NAME), orjson.dumps(manifest, option=options))
 
 
-def _settings(source: Source, settings: ShardSettings) -> dict[str, Any]:
-    choices: dict[str, Any] = {
-        "shard_bytes": settings.shard_bytes,
-        "shard_samples": settings.shard_samples,
-        "max_units": source.max_units,
+def _entry(url: str, shard: ManifestShard | ShardRecord) -> dict[str, Any]:
+    return {
+        "url": url,
+        "nsamples": shard.samples,
+        "filesize": shard.bytes,
+        "checksum": shard.checksum,
+        "index": shard.index,
     }
-    if source.kind == "vlm":
-        choices |= {"shuffle_lines": source.shuffle_lines, "shuffle_seed": source.shuffle_seed}
-    return choices

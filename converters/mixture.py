@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
@@ -12,11 +12,13 @@ from bagel_wds import storage
 from bagel_wds.config import GroupConfig, load_mapping, parse_groups, validate
 from bagel_wds.errors import ConfigError
 from bagel_wds.manifest import INFO_NAME
-from bagel_wds.sources import Source
+from bagel_wds.sources import Placeholders, Source, Verify
 
-from .convert import ConversionPlan, ConversionSummary, plan_conversion, run_conversion
+from .convert import ConversionSummary, run_conversion
 from .output import check_name
+from .planning import ConversionPlan, plan_conversion
 from .progress import no_report
+from .record import Mode, read_record
 from .settings import ShardSettings
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from bagel_wds.schema import SampleKind
 
     from .progress import Report
+    from .quarantine import Limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,7 @@ class InfoEntry:
         jsonl_path: of vlm, the conversations.
         parquet_info_path: upstream's list of row groups. Not used: they are read from the files themselves.
         num_files, num_total_samples: upstream's counts. Not used: what there is is counted.
+        columns: of the files, by the names that this package has for them, where they differ.
         shards: a dataset that is shards already; it is passed on as it is.
     """
 
@@ -46,6 +50,7 @@ class InfoEntry:
     parquet_info_path: str | None = None
     num_files: int | None = None
     num_total_samples: int | None = None
+    columns: dict[str, str] = field(default_factory=dict)
     shards: str | list[str] | None = None
 
 
@@ -67,9 +72,11 @@ def convert_mixture(
     info_path: str,
     out: str,
     *,
+    rules: RowRules | None = None,
     settings: ShardSettings | None = None,
+    mode: Mode = Mode.CONVERT,
     processes: int = 1,
-    overwrite: bool = False,
+    limit: Limit | None = None,
     report: Report = no_report,
 ) -> MixtureSummary:
     """Convert each dataset that a mixture file names to `OUT/GROUP/NAME/`, and write `OUT/dataset_info.yaml`.
@@ -81,49 +88,98 @@ def convert_mixture(
         config_path: the mixture file, YAML or JSON.
         info_path: the dataset info that goes with it.
         out: folder to write to.
+        rules: which rows are taken.
         settings: how shards are cut.
+        mode: what to do with datasets that lie there; those that do not are converted in any mode but retry.
         processes: how many slices are converted at a time.
-        overwrite: replace datasets that lie there.
+        limit: how many rows of a dataset may be left out.
         report: told how far each dataset is.
 
     Raises:
         ConfigError: if one of the files, a source or the folder will not do.
+        QuarantineLimitError: if more rows of a dataset were left out than `limit` allows.
         ShardError: if a slice failed.
     """
     target = storage.local_path(storage.join(out, INFO_NAME)).absolute()
-    if target.exists() and (not overwrite or target.samefile(storage.local_path(info_path))):
-        raise ConfigError(
-            f"{target} is there already; pass --overwrite to replace it, or give another folder"
-            if not overwrite
-            else f"{target} is the dataset info that is read; give another folder"
-        )
+    if target.exists() and target.samefile(storage.local_path(info_path)):
+        raise ConfigError(f"{target} is the dataset info that is read; give another folder")
     groups = parse_groups(load_mapping(config_path))
-    info = load_mapping(info_path)
     new_info: dict[str, dict[str, Any]] = {group: {} for group in groups}
     plans: dict[tuple[str, str], ConversionPlan] = {}
-    for group, name, max_units in _datasets(groups):
-        where = f"{info_path}: {group}.{name}"
-        entry = _parse_entry(info, group, name, where)
-        if entry.shards is not None:
-            new_info[group][name] = _pass_on(entry)
+    for group, name, source in find_sources(groups, info_path, rules or RowRules()):
+        if not isinstance(source, Source):
+            new_info[group][name] = source
             continue
-        source = _source(group, groups[group], name, entry, storage.parent(info_path))
+        place = storage.join(storage.join(out, check_name(group)), name)
+        adds = mode is Mode.APPEND and read_record(place) is None
         plans[group, name] = plan_conversion(
-            replace(source, max_units=max_units),
-            storage.join(storage.join(out, check_name(group)), name),
+            source,
+            place,
             settings=settings or ShardSettings(),
-            overwrite=overwrite,
+            mode=Mode.CONVERT if adds else mode,
         )
         new_info[group][name] = {}
+    if target.exists() and mode is not Mode.OVERWRITE:
+        _refuse_other_info(str(target), new_info)
     summaries = []
     for (group, name), plan in plans.items():
-        summary = run_conversion(plan, processes=processes, report=report)
+        summary = run_conversion(plan, processes=processes, limit=limit, report=report)
         manifest = storage.local_path(summary.manifest).absolute()
         new_info[group][name] |= {"shards": str(manifest), "num_total_samples": summary.counts.written}
         summaries.append(summary)
     text = yaml.safe_dump(new_info, sort_keys=False, allow_unicode=True)
     storage.write_bytes(target, text.encode())
     return MixtureSummary(tuple(summaries), str(target))
+
+
+def _refuse_other_info(target: str, new_info: Mapping[str, Mapping[str, Any]]) -> None:
+    """A dataset info that this conversion would write shorter is not its own."""
+    for group, entries in load_mapping(target).items():
+        for name in entries if isinstance(entries, dict) else ():
+            if name not in new_info.get(group, {}):
+                raise ConfigError(
+                    f"{target} is there already and names {group}.{name}, which is not converted now; pass --overwrite to "
+                    "replace it, or give another folder"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRules:
+    """Which rows of the sources are taken; see `Source`."""
+
+    verify: Verify = Verify.FULL
+    placeholders: Placeholders = Placeholders.STRICT
+    allow_outside: bool = False
+    batch_bytes: int = Source.batch_bytes
+
+
+def find_sources(
+    groups: Mapping[str, GroupConfig], info_path: str, rules: RowRules
+) -> Iterator[tuple[str, str, Source | dict[str, Any]]]:
+    """(group, dataset, its source) of each dataset of a mixture; one that is shards already has its entry instead.
+
+    Raises:
+        ConfigError: if the info lacks one, or names a place where there is nothing.
+    """
+    info = load_mapping(info_path)
+    for group, name, max_units in _datasets(groups):
+        entry = _parse_entry(info, group, name, f"{info_path}: {group}.{name}")
+        if entry.shards is not None:
+            yield group, name, _pass_on(entry)
+            continue
+        source = _source(group, groups[group], name, entry, storage.parent(info_path))
+        yield (
+            group,
+            name,
+            replace(
+                source,
+                max_units=max_units,
+                verify=rules.verify,
+                placeholders=rules.placeholders,
+                allow_outside=rules.allow_outside,
+                batch_bytes=rules.batch_bytes,
+            ),
+        )
 
 
 def _datasets(groups: Mapping[str, GroupConfig]) -> Iterator[tuple[str, str, int | None]]:
@@ -183,6 +239,7 @@ def _source(group: str, config: GroupConfig, name: str, entry: InfoEntry, info_f
         name=name,
         path=find(wanted) or "",
         media_root=data_dir if kind == "vlm" else None,
+        columns=entry.columns,
         shuffle_lines=config.shuffle_lines,
         shuffle_seed=config.shuffle_seed,
     )

@@ -1,15 +1,22 @@
-"""The folder that a conversion writes to: what may lie there already, and what `overwrite` removes."""
+"""The folder that a conversion writes to: what may lie there already, and what of it is removed."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from bagel_wds import storage
 from bagel_wds.errors import ConfigError
-from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, read_manifest
+from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, RECORD_NAME, read_manifest
+
+from .marks import Marks
+
+if TYPE_CHECKING:
+    from bagel_wds.sources import Source
 
 _NAME = re.compile(r"\w[\w.-]*")
 _UNNAMEABLE = re.compile(r"[^\w.-]+")
+_SUFFIX = re.compile(r"\.(parquet|jsonl?|txt)(\.gz|\.zst)?$")
 
 
 def check_name(name: str) -> str:
@@ -29,32 +36,41 @@ def check_name(name: str) -> str:
 def propose_name(path: str) -> str:
     """A name for the dataset that lies at a path: its last part, without what a name cannot hold."""
     last = storage.local_path(path).absolute().name
-    return _UNNAMEABLE.sub("-", last.removesuffix(".parquet").removesuffix(".jsonl")).strip("-.") or "dataset"
+    return _UNNAMEABLE.sub("-", _SUFFIX.sub("", last)).strip("-.") or "dataset"
 
 
-def check_output(out: str, source_path: str, *, overwrite: bool) -> None:
-    """Refuse a folder whose content a conversion would mix with its own.
+def check_output(out: str, source: Source) -> None:
+    """Refuse a place that a conversion cannot write to, or would read from.
 
     Raises:
         ConfigError: naming what lies there.
     """
     if storage.exists(out) and not storage.is_folder(out):
         raise ConfigError(f"{out} is a file; give a folder to write the shards to")
-    folder, source = storage.local_path(out).resolve(), storage.local_path(source_path).resolve()
-    if source.is_dir() and folder.is_relative_to(source):
-        raise ConfigError(f"{out} lies in the source {source_path}; write the shards somewhere else")
-    if overwrite or not storage.exists(out):
+    folder = storage.local_path(out).resolve()
+    for path in (source.path,) if isinstance(source.path, str) else source.path:
+        if storage.is_folder(path) and folder.is_relative_to(storage.local_path(path).resolve()):
+            raise ConfigError(f"{out} lies in the source {path}; write the shards somewhere else")
+
+
+def check_no_foreign_tars(out: str) -> None:
+    """Refuse a folder whose shards a conversion would mix with its own.
+
+    Raises:
+        ConfigError: naming what lies there.
+    """
+    if not storage.exists(out):
         return
     if storage.exists(storage.join(out, MANIFEST_NAME)):
         raise ConfigError(
-            f"{out} holds a converted dataset already; pass --overwrite to replace it, or give another folder"
+            f"{out} holds a dataset that has no {RECORD_NAME}, so what it was made from is not known; pass --overwrite "
+            "to replace it, or give another folder"
         )
     tars = [name for name in storage.list_files(out) if name.endswith(".tar") and "/" not in name]
     if tars:
         raise ConfigError(
-            f"{out} holds {len(tars)} tars without a manifest, the first is {tars[0]}: a conversion that was not "
-            "finished, or another tool's shards; pass --overwrite to replace those of this dataset, or give another "
-            "folder"
+            f"{out} holds {len(tars)} tars without a manifest, the first is {tars[0]}, perhaps another tool's shards; "
+            "pass --overwrite to replace those of this dataset, or give another folder"
         )
 
 
@@ -63,17 +79,28 @@ def clear_output(out: str, name: str) -> None:
 
     The manifest goes first: without it, what is left does not pass for a dataset.
     """
-    if not storage.exists(out):
-        return
     manifest_url = storage.join(out, MANIFEST_NAME)
-    doomed = [QUARANTINE_NAME]
+    doomed = [QUARANTINE_NAME, RECORD_NAME]
     if storage.exists(manifest_url):
         for shard in read_manifest(manifest_url).shards:
             doomed += [shard.url, *([shard.index] if shard.index else [])]
         storage.remove(manifest_url)
-    unfinished = re.compile(rf"\.?{re.escape(name)}-\d{{6,}}-\d{{3,}}\.(tar|idx\.parquet)(\.partial-\d+)?")
-    doomed += [file for file in storage.list_files(out) if unfinished.fullmatch(file)]
+    shards = _shard_names(name)
+    doomed += [file for file in storage.list_files(out) if shards.fullmatch(file)]
     for file in doomed:
         # Only what lies in this folder itself: a manifest may name shards that lie elsewhere.
         if "/" not in file:
             storage.remove(storage.join(out, file))
+    Marks(out).clear()
+
+
+def clear_partials(out: str, name: str) -> None:
+    """Remove files that a run began to write and did not finish, for it was killed."""
+    partial = re.compile(rf"(.*/)?\.({_shard_names(name).pattern}|[\w-]+\.(json|jsonl|npy))\.partial-\d+")
+    for file in storage.list_files(out):
+        if partial.fullmatch(file) and ("/" not in file or file.startswith(".conversion/")):
+            storage.remove(storage.join(out, file))
+
+
+def _shard_names(name: str) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(name)}-\d{{6,}}-\d{{3,}}\.(tar|idx\.parquet)")

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from bagel_wds import BagelDatasetConfig, SimpleCustomBatch, add_special_tokens, collate_wrapper
+from bagel_wds.converters import Mode, convert_mixture
 from bagel_wds.converters.cli import print_summaries
-from bagel_wds.converters.mixture import convert_mixture
 from examples.corpus import CorpusPaths, draw_corpus
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ def main() -> None:
         str(corpus.dataset_info),
         str(out / "shards"),
         processes=NUM_WORKERS,
-        overwrite=True,
+        mode=Mode.OVERWRITE,
     )
-    print_summaries(converted.datasets)
+    print_summaries(converted.datasets, info_path=converted.info_path)
 
     tokenizer, special_tokens, _ = add_special_tokens(train_tokenizer(corpus_texts(corpus)))
     config = BagelDatasetConfig(

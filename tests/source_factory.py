@@ -125,7 +125,7 @@ def write_corpus(root: Path, *, rows: int = 12) -> Corpus:
         [
             (
                 [encode_image(seed=1000 + 10 * i + j, codec="JPEG") for j in range(1 + i % 4)],
-                [[f"step {j}", f"第{j}步"] for j in range(3)],
+                [[f"step {j}", f"第{j}步"] for j in range(max(1, i % 4))],
             )
             for i in range(rows)
         ],

@@ -34,7 +34,7 @@ from source_factory import (
     write_t2i,
 )
 
-from bagel_wds.converters import ShardSettings, convert_mixture, convert_source
+from bagel_wds.converters import Mode, ShardSettings, convert_mixture, convert_source
 from bagel_wds.converters.encode import encode_sample
 from bagel_wds.converters.progress import Step
 from bagel_wds.errors import BadSample, ConfigError, Reason, ShardError
@@ -42,7 +42,7 @@ from bagel_wds.images import read_header
 from bagel_wds.manifest import read_manifest
 from bagel_wds.reader import walk_shard
 from bagel_wds.schema import split_member
-from bagel_wds.sources import Medium, Place, Source, SourceImage, SourceSample, plan_slices, read_slice
+from bagel_wds.sources import Medium, Place, Source, SourceImage, SourceSample, plan_source, read_slice
 
 REAL = Path(__file__).parent / "data" / "real"
 SMALL = ShardSettings(shard_bytes=20_480, shard_samples=4)
@@ -103,7 +103,7 @@ def samples_of(out: Path) -> dict[str, dict[str, bytes]]:
 def test_read_is_written_plus_quarantined(corpus: Corpus, tmp_path: Path, kind: str) -> None:
     source = getattr(corpus, kind)
     out = tmp_path / "out"
-    num_rows = sum(part.num_rows for part in plan_slices(source, slice_bytes=1, slice_rows=1))
+    num_rows = sum(part.num_rows for part in plan_source(source, slice_bytes=1, slice_rows=1).slices)
 
     summary = convert_source(source, str(out), settings=SMALL)
 
@@ -503,12 +503,10 @@ def test_a_failure_in_the_middle_of_a_shard_leaves_nothing_of_it(tmp_path: Path,
             Source(kind="t2i", name="x", path=str(path)), str(out), settings=settings, processes=processes
         )
 
-    left = set(digests(out)) if out.exists() else set()
+    left = {name for name in digests(out) if not name.startswith(".conversion/")}
     finished = {"x-000000-000", "x-000000-001", "x-000001-000", "x-000001-001"} if processes == 2 else set()
-    assert {name.partition(".")[0] for name in left} <= finished
-    assert not [
-        name for name in left if name.startswith(".") or name in ("manifest.json", "quarantine.jsonl")
-    ]
+    assert {name.partition(".")[0] for name in left} <= {"conversion", *finished}
+    assert not [name for name in digests(out) if ".partial-" in name]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -602,11 +600,11 @@ def test_a_converted_dataset_is_not_written_over_unless_asked(corpus: Corpus, tm
     (out / "notes.txt").write_text("mine")
     (out / "other.tar").write_text("mine")
 
-    with pytest.raises(ConfigError, match="holds a converted dataset already; pass --overwrite"):
+    with pytest.raises(ConfigError, match=r"was begun with shard_bytes=20480, .* pass --overwrite"):
         convert_source(corpus.t2i, str(out), settings=ShardSettings())
     assert {name: digest for name, digest in digests(out).items() if name in first} == first
 
-    convert_source(corpus.vlm, str(out), settings=SMALL, overwrite=True)
+    convert_source(corpus.vlm, str(out), settings=SMALL, mode=Mode.OVERWRITE)
     fresh = tmp_path / "fresh"
     convert_source(corpus.vlm, str(fresh), settings=SMALL)
     second = digests(out)
@@ -618,12 +616,13 @@ def test_what_an_unfinished_conversion_left_is_refused_or_replaced(corpus: Corpu
     out = tmp_path / "out"
     convert_source(corpus.t2i, str(out), settings=SMALL)
     (out / "manifest.json").unlink()
+    (out / "conversion.json").unlink()
     (out / ".pictures-000099-000.tar.partial-1").touch()
 
     with pytest.raises(ConfigError, match="tars without a manifest"):
         convert_source(corpus.t2i, str(out))
 
-    convert_source(corpus.t2i, str(out), overwrite=True)
+    convert_source(corpus.t2i, str(out), mode=Mode.OVERWRITE)
     convert_source(corpus.t2i, str(tmp_path / "fresh"))
     assert digests(out) == digests(tmp_path / "fresh")
 
@@ -631,7 +630,7 @@ def test_what_an_unfinished_conversion_left_is_refused_or_replaced(corpus: Corpu
 def test_output_may_not_lie_in_the_source_or_be_a_file(corpus: Corpus, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out, message in (
-        (Path(corpus.t2i.path) / "out", "lies in the source"),
+        (Path(str(corpus.t2i.path)) / "out", "lies in the source"),
         (tmp_path / "file", "is a file"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -720,6 +719,13 @@ def test_a_mixture_is_converted_under_the_caps_of_its_groups(corpus: Corpus, tmp
     assert vlm.settings == {
         "shard_bytes": 20_480,
         "shard_samples": 4,
+        "shuffle": None,
+        "max_side": None,
+        "encoder": None,
+        "verify": "full",
+        "columns": {},
+        "placeholders": "strict",
+        "allow_outside": False,
         "max_units": 5,
         "shuffle_lines": True,
         "shuffle_seed": 3,
@@ -797,10 +803,45 @@ def test_the_info_that_is_read_is_never_replaced(corpus: Corpus, tmp_path: Path)
     Path(info).rename(tmp_path / "dataset_info.yaml")
     before = (tmp_path / "dataset_info.yaml").read_bytes()
 
-    for overwrite, message in ((False, "is there already"), (True, "is the dataset info that is read")):
-        with pytest.raises(ConfigError, match=message):
-            convert_mixture(config, str(tmp_path / "dataset_info.yaml"), str(tmp_path), overwrite=overwrite)
+    for mode in (Mode.CONVERT, Mode.OVERWRITE):
+        with pytest.raises(ConfigError, match="is the dataset info that is read"):
+            convert_mixture(config, str(tmp_path / "dataset_info.yaml"), str(tmp_path), mode=mode)
     assert (tmp_path / "dataset_info.yaml").read_bytes() == before
+
+
+def test_a_mixture_converted_again_goes_on_and_takes_more_datasets(corpus: Corpus, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    config, info = write_mixture(tmp_path, corpus)
+    groups = yaml.safe_load(Path(config).read_text())
+    alone = tmp_path / "alone.yaml"
+    alone.write_text(yaml.safe_dump({"unified_edit": groups["unified_edit"]}))
+
+    first = convert_mixture(str(alone), info, str(out))
+    both = convert_mixture(config, info, str(out))
+    again = convert_mixture(config, info, str(out))
+
+    assert [summary.was_complete for summary in first.datasets] == [False]
+    assert [summary.was_complete for summary in both.datasets] == [False, True, False]
+    assert [summary.was_complete for summary in again.datasets] == [True, True, True]
+    convert_mixture(config, info, str(tmp_path / "fresh"))
+    assert {name: data for name, data in digests(out).items() if name != "dataset_info.yaml"} == {
+        name: data for name, data in digests(tmp_path / "fresh").items() if name != "dataset_info.yaml"
+    }
+    with pytest.raises(ConfigError, match=r"names t2i_pretrain\.pictures, which is not converted now"):
+        convert_mixture(str(alone), info, str(out))
+
+
+def test_a_mixture_is_appended_to_dataset_by_dataset(corpus: Corpus, tmp_path: Path) -> None:
+    config, info = write_mixture(
+        tmp_path, corpus, t2i_pretrain__group={"num_used_data": None}, vlm_sft__group={"num_used_data": None}
+    )
+    before = convert_mixture(config, info, str(tmp_path / "out"))
+    write_t2i(tmp_path / "corpus" / "t2i" / "part-9.parquet", [(IMAGE, captions(9))])
+
+    after = convert_mixture(config, info, str(tmp_path / "out"), mode=Mode.APPEND)
+
+    assert [summary.was_complete for summary in after.datasets] == [False, True, True]
+    assert after.datasets[0].counts.written == before.datasets[0].counts.written + 1
 
 
 def test_read_slices_match_what_is_written(corpus: Corpus, tmp_path: Path) -> None:
@@ -810,7 +851,7 @@ def test_read_slices_match_what_is_written(corpus: Corpus, tmp_path: Path) -> No
         convert_source(source, str(out), settings=SMALL)
         rows = [
             row
-            for part in plan_slices(source, slice_bytes=1 << 30, slice_rows=1 << 30)
+            for part in plan_source(source, slice_bytes=1 << 30, slice_rows=1 << 30).slices
             for row in read_slice(source, part)
         ]
 

@@ -6,10 +6,12 @@ import io
 import struct
 import warnings
 import zlib
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -23,9 +25,15 @@ from bagel_wds.images import (
     DecodedImage,
     EncodedImage,
     ImageHeader,
+    decode_own_mode,
     decode_rgb,
     decode_rgb_as_upstream,
+    encode_jpeg,
+    encode_png,
     read_header,
+    shrink,
+    verify_end,
+    verify_pixels,
 )
 from bagel_wds.pixels import to_tensor
 
@@ -95,6 +103,17 @@ def tiff(pixels: np.ndarray[Any, Any], order: str, sample_format: int = 1) -> by
         packed = struct.pack(end + "HH", value, 0) if kind == 3 else struct.pack(end + "I", value)
         out += struct.pack(end + "HHI", tag, kind, 1) + packed
     return out + struct.pack(end + "I", 0)
+
+
+def with_pixels_last(data: bytes) -> bytes:
+    """A TIFF of one strip, its strip copied behind everything else and found there."""
+    (directory,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, directory)
+    entries = [directory + 2 + 12 * number for number in range(count)]
+    place = {struct.unpack_from("<H", data, entry)[0]: entry + 8 for entry in entries}
+    start, size = (struct.unpack_from("<I", data, place[tag])[0] for tag in (273, 279))
+    moved = struct.pack("<I", len(data))
+    return data[: place[273]] + moved + data[place[273] + 4 :] + data[start : start + size]
 
 
 def reason_of(call: Callable[[], object]) -> Reason:
@@ -673,6 +692,213 @@ def test_the_switch_for_cut_files_is_restored_to_what_the_program_had_set(
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 
+# Verification: what a conversion looks at before it takes an image
+
+
+REAL = Path(__file__).parent / "data" / "real"
+VERIFY = {"header": verify_end, "full": verify_pixels}
+
+
+@cache
+def photographs() -> dict[str, bytes]:
+    """Real pictures as people keep them, and two of them as WebP."""
+    found = {path.name: path.read_bytes() for path in sorted((REAL / "vlm/images").glob("*.[jp][pn]g"))}
+    for path in sorted(REAL.rglob("*.parquet")):
+        table = pq.read_table(path)
+        name = "image" if "image" in table.column_names else "image_list"
+        for row, value in enumerate(table[name].to_pylist()):
+            for number, data in enumerate(value if isinstance(value, list) else [value]):
+                found[f"{path.parent.name}/{path.name} {row}.{number}"] = data
+    picture = Image.open(io.BytesIO(found["image3.jpg"]))
+    return found | {
+        f"WebP, {name}": encode(picture, "WEBP", lossless=lossless)
+        for name, lossless in (("lossy", False), ("lossless", True))
+    }
+
+
+def cut_at(data: bytes, share: float) -> bytes:
+    """The first part of a file; 1.0 lacks the last byte."""
+    return data[: min(int(len(data) * share), len(data) - 1)]
+
+
+@pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY)
+def test_c41_every_real_photograph_passes_and_cut_ones_do_not(
+    verify: Callable[[bytes], ImageHeader],
+) -> None:
+    assert len(photographs()) == 29
+    for data in photographs().values():
+        assert verify(data) == read_header(data)
+        for share in (0.3, 0.9, 1.0):
+            assert reason_of(partial(verify, cut_at(data, share))) in (
+                Reason.IMAGE_TRUNCATED,
+                Reason.IMAGE_UNREADABLE,
+            )
+
+
+def test_c41_without_verification_a_cut_photograph_is_taken_if_its_header_is_there() -> None:
+    for name, data in photographs().items():
+        cut = cut_at(data, 0.9)
+        if name.startswith("WebP"):
+            # Pillow itself opens none that was cut.
+            assert reason_of(partial(read_header, cut)) == Reason.IMAGE_UNREADABLE
+        else:
+            assert read_header(cut) == read_header(data)
+
+
+@pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY)
+@pytest.mark.parametrize("name", [name for name in CUT if name != "PPM"])
+def test_c41_a_cut_file_of_each_format_does_not_pass(
+    name: str, verify: Callable[[bytes], ImageHeader]
+) -> None:
+    data = CUT[name]
+
+    assert verify(data) == read_header(data)
+    for share in (0.3, 0.9, 1.0):
+        assert reason_of(partial(verify, cut_at(data, share))) in (
+            Reason.IMAGE_TRUNCATED,
+            Reason.IMAGE_UNREADABLE,
+        )
+
+
+def test_c41_a_format_whose_end_is_not_known_passes_the_header_and_not_the_pixels() -> None:
+    cut = cut_at(CUT["PPM"], 0.9)
+
+    assert verify_end(cut).size_hw == (64, 48)
+    assert reason_of(lambda: verify_pixels(cut)) == Reason.IMAGE_TRUNCATED
+
+
+@pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY)
+def test_c41_zero_bytes_html_and_a_second_frame_that_was_cut_do_not_pass(
+    verify: Callable[[bytes], ImageHeader],
+) -> None:
+    frames = [noise("P", seed=seed) for seed in range(3)]
+    gif = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+
+    assert verify(gif).size_hw == (64, 48)
+    assert reason_of(lambda: verify(gif[: len(gif) // 2])) == Reason.IMAGE_TRUNCATED
+    assert reason_of(lambda: verify(b"")) == Reason.IMAGE_EMPTY
+    assert reason_of(lambda: verify(b"<html>")) == Reason.IMAGE_UNREADABLE
+
+
+def test_c41_a_random_body_passes_the_header_and_not_the_pixels() -> None:
+    data = CUT["PNG"]
+    body = data[:41] + np.random.default_rng(1).bytes(len(data) - 41 - 12) + data[-12:]
+
+    assert verify_end(body) == read_header(data)
+    assert reason_of(lambda: verify_pixels(body)) in (Reason.IMAGE_TRUNCATED, Reason.IMAGE_UNREADABLE)
+
+
+@pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY)
+@pytest.mark.parametrize("name", ["JPEG", "progressive JPEG", "PNG", "GIF", "lossy WebP"])
+def test_what_follows_the_end_of_a_file_is_not_looked_at(
+    name: str, verify: Callable[[bytes], ImageHeader]
+) -> None:
+    assert verify(CUT[name] + b"\0\n;trailing") == read_header(CUT[name])
+
+
+def jpeg_with_thumbnail() -> bytes:
+    """A JPEG with another, whole one in its EXIF block."""
+    thumbnail = encode(noise(size=(16, 12)), "JPEG")
+    block = b"Exif\0\0II*\0\x08\0\0\0\0\0\x0e\0\0\0" + b"\0\0\0\0\0\0" + thumbnail
+    return CUT["JPEG"][:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + CUT["JPEG"][2:]
+
+
+@pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY)
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_the_end_of_a_thumbnail_is_not_that_of_the_picture(verify: Callable[[bytes], ImageHeader]) -> None:
+    data = jpeg_with_thumbnail()
+
+    assert data.count(b"\xff\xd9") == 2
+    assert verify(data).size_hw == (64, 48)
+    assert data[:-2].count(b"\xff\xd9") == 1
+    assert reason_of(lambda: verify(data[:-2])) == Reason.IMAGE_TRUNCATED
+
+
+@pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY)
+def test_of_a_file_of_two_jpegs_the_first_must_be_whole(verify: Callable[[bytes], ImageHeader]) -> None:
+    both = encode(noise(), "MPO", save_all=True, append_images=[noise(seed=1)])
+    first = both.index(b"\xff\xd9") + 2
+
+    assert Image.open(io.BytesIO(both)).format == "MPO"
+    assert verify(both).size_hw == verify(both[: len(both) - 9]).size_hw == (64, 48)
+    assert reason_of(lambda: verify(both[: first - 1])) == Reason.IMAGE_TRUNCATED
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
+@pytest.mark.parametrize("width", range(1, 10))
+def test_a_bmp_passes_to_the_last_byte_of_its_pixels(mode: str, width: int) -> None:
+    data = encode(noise(mode, (width, 3)), "BMP")
+    bits = {"1": 1, "L": 8, "P": 8, "RGB": 24, "RGBA": 32}[mode]
+    padding = -(-width * bits // 8) % -4
+    pixels_end = len(data) + padding
+
+    assert verify_end(data[:pixels_end]).size_hw == verify_pixels(data[:pixels_end]).size_hw == (3, width)
+    assert reason_of(lambda: verify_end(data[: pixels_end - 1])) == Reason.IMAGE_TRUNCATED
+    assert reason_of(lambda: verify_pixels(data[: pixels_end - 1])) == Reason.IMAGE_TRUNCATED
+
+
+@pytest.mark.parametrize("compression", [None, "tiff_lzw", "tiff_deflate", "jpeg"])
+def test_a_tiff_whose_pixels_come_last_passes_only_whole(compression: str | None) -> None:
+    data = encode(noise(), "TIFF", compression=compression)
+    moved = with_pixels_last(data)
+
+    assert decode_rgb(moved).tobytes() == decode_rgb(data).tobytes()
+    assert verify_end(moved) == verify_pixels(moved) == read_header(data)
+    assert reason_of(lambda: verify_end(moved[:-1])) == Reason.IMAGE_TRUNCATED
+    assert reason_of(lambda: verify_pixels(moved[:-1])) in (Reason.IMAGE_TRUNCATED, Reason.IMAGE_UNREADABLE)
+
+
+def test_a_grey_without_a_known_white_does_not_pass_the_pixels() -> None:
+    without_white = [tiff(RAMP.astype(np.float32), "II", 3), tiff(RAMP.astype(np.int16), "II", 2)]
+
+    for data in without_white:
+        assert verify_end(data).size_hw == (64, 64)
+        assert reason_of(partial(verify_pixels, data)) == Reason.IMAGE_UNREADABLE
+    for data in SIXTEEN_BIT_GREYS.values():
+        assert verify_pixels(data).size_hw == (64, 64)
+
+
+def verdict(call: Callable[[], object]) -> Reason | None:
+    """Why some bytes were refused; None where they were not."""
+    try:
+        call()
+    except BadSample as bad:
+        return bad.reason
+    return None
+
+
+SMALL_JPEGS = [
+    encode(noise(mode, size), "JPEG", **options)
+    for size in ((1, 1), (7, 30), (17, 16), (33, 40))
+    for mode, options in (
+        ("RGB", {}),
+        ("RGB", {"subsampling": 0}),
+        ("RGB", {"progressive": True}),
+        ("L", {}),
+        ("CMYK", {"restart_marker_rows": 1}),
+    )
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=500, deadline=None)
+@given(damaged([data for data in (*ORIGINALS, *SMALL_JPEGS) if data not in TIFFS]))
+def test_pixels_pass_just_where_training_decodes_them(data: bytes) -> None:
+    assert verdict(partial(verify_pixels, data)) == verdict(lambda: EncodedImage(data).rgb())
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.binary(max_size=300), damaged([*ORIGINALS, *SMALL_JPEGS])))
+def test_no_end_that_is_looked_for_gives_anything_but_a_verdict(data: bytes) -> None:
+    assert verdict(partial(verify_end, data)) in {None, *ABOUT_IMAGES}
+
+
+@pytest.mark.parametrize("data", [*ORIGINALS, *TIFFS, *SMALL_JPEGS])
+def test_whole_files_pass(data: bytes) -> None:
+    assert verify_end(data) == verify_pixels(data) == read_header(data)
+
+
 # Headers and pixels
 
 
@@ -709,3 +935,66 @@ def test_pixels_become_float32_channels_first_and_normalized() -> None:
     assert tensor.is_contiguous()
     assert tensor.shape == (3, 1, 2)
     assert tensor.flatten().tolist() == pytest.approx([-1.0, 1.0, -1.2, -2.0, 1.0, 0.4], abs=1e-6)
+
+
+# The picture's own kind
+
+
+OWN_KIND = {
+    "RGB": (encode(noise(), "PNG"), "RGB"),
+    "RGBA": (encode(noise("RGBA"), "PNG"), "RGBA"),
+    "grey": (encode(noise("L"), "PNG"), "L"),
+    "grey with alpha": (encode(noise("LA"), "PNG"), "LA"),
+    "1 bit": (encode(noise("1"), "PNG"), "L"),
+    "palette": (encode(noise("P"), "PNG"), "RGB"),
+    "palette with a clear entry": (OVER_WHITE["palette, clear entry"][0], "RGBA"),
+    "RGB with a clear value": (OVER_WHITE["RGB, clear value"][0], "RGBA"),
+    "grey with a clear value": (OVER_WHITE["grey, clear value"][0], "LA"),
+    "16-bit grey": (SIXTEEN_BIT_GREYS["PNG"], "L"),
+    "16-bit grey with a clear value": (OVER_WHITE["16-bit grey, clear value"][0], "LA"),
+    "CMYK": (encode(noise("CMYK"), "JPEG"), "RGB"),
+    "JPEG in grey": (encode(noise("L"), "JPEG"), "L"),
+    "TIFF of floats": (tiff((RAMP / 65535).astype(np.float32), "II", 3), "L"),
+}
+
+
+@pytest.mark.parametrize(("data", "mode"), OWN_KIND.values(), ids=OWN_KIND)
+def test_a_picture_keeps_its_kind_and_over_white_it_is_what_training_sees(data: bytes, mode: str) -> None:
+    own = decode_own_mode(data)
+
+    assert own.mode == mode
+    assert images.to_rgb(own).tobytes() == decode_rgb(data).tobytes()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_c38_a_picture_of_its_own_kind_is_turned_upright(orientation: int) -> None:
+    data = oriented("PNG", orientation)
+
+    assert decode_own_mode(data).tobytes() == decode_rgb(data).tobytes()
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF"])
+def test_c41_a_cut_picture_has_no_kind(name: str) -> None:
+    assert reason_of(lambda: decode_own_mode(cut_at(CUT[name], 0.9))) == Reason.IMAGE_TRUNCATED
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
+def test_a_png_keeps_every_pixel_and_a_jpeg_nearly(mode: str) -> None:
+    picture = noise(mode)
+
+    assert decode_own_mode(encode_png(picture)).tobytes() == picture.tobytes()
+    if mode in ("L", "RGB"):
+        data = encode_jpeg(picture)
+        off = np.abs(np.asarray(decode_own_mode(data)).astype(int) - np.asarray(picture))
+        assert off.mean() < 4
+        assert Image.open(io.BytesIO(data)).mode == mode
+
+
+def test_no_colour_comes_out_of_clear_pixels_when_a_picture_shrinks() -> None:
+    picture = Image.new("RGBA", (40, 40), (*RED, 0))
+    picture.paste((0, 0, 255, 255), (0, 0, 40, 20))
+    small = np.asarray(shrink(picture, (9, 9)))
+
+    assert small.shape == (9, 9, 4)
+    assert small[..., 0].max() == 0
+    assert set(small[..., 3].flat) >= {0, 255}

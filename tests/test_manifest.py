@@ -10,10 +10,12 @@ import pytest
 
 from bagel_wds.converters import ShardSettings
 from bagel_wds.converters.manifest import write_manifest, write_quarantine
+from bagel_wds.converters.record import ConversionRecord, Mode, Part, settings_of
 from bagel_wds.converters.shard_writer import ShardRecord
+from bagel_wds.converters.slices import quarantine_entry
 from bagel_wds.errors import ConfigError, Reason
 from bagel_wds.manifest import Counts, Manifest, ManifestShard, read_manifest
-from bagel_wds.sources import Place, RejectedRow, Source
+from bagel_wds.sources import Place, Source
 
 
 def write(tmp_path: Path, value: object) -> str:
@@ -24,24 +26,27 @@ def write(tmp_path: Path, value: object) -> str:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     source = Source(kind="edit", name="x", path="/somewhere/else", max_units=3)
-    counts = Counts(read=5, written=3, reasons={"image_empty": 2})
+    settings = settings_of(source, ShardSettings(shuffle=4))
+    parts = (Part(Mode.CONVERT, (), 1, 4, settings), Part(Mode.APPEND, (), 1, 1, settings))
+    counts = Counts(read=5, written=3, reasons={"image_empty": 2}, repaired={"placeholders": 1})
+    before = ManifestShard("x-000000-000.tar", 2, 10_240, "xxh3_128:01", "x-000000-000.idx.parquet")
 
-    url = write_manifest(
+    write_manifest(
         str(tmp_path),
-        source,
-        ShardSettings(),
+        ConversionRecord("x", "edit", parts),
         counts,
-        [ShardRecord("x-000000-000.tar", 3, 10_240, "xxh3_128:00")],
+        [before],
+        [ShardRecord("x-000001-000.tar", 1, 10_240, "xxh3_128:00")],
     )
 
-    assert read_manifest(url) == Manifest(
-        shards=(ManifestShard("x-000000-000.tar", 3, 10_240, "xxh3_128:00", "x-000000-000.idx.parquet"),),
-        name="x",
-        kind="edit",
-        settings={"shard_bytes": 256 << 20, "shard_samples": 10_000, "max_units": 3},
-        counts=counts,
+    url = str(tmp_path / "manifest.json")
+    added = ManifestShard("x-000001-000.tar", 1, 10_240, "xxh3_128:00", "x-000001-000.idx.parquet")
+    read = read_manifest(url)
+    assert read == Manifest(
+        shards=(before, added), name="x", kind="edit", settings=settings, counts=counts, parts=2
     )
     assert counts.quarantined == 2
+    assert (read.settings["max_units"], read.settings["shuffle"]) == (3, 4)
     assert "somewhere" not in Path(url).read_text()
 
 
@@ -89,14 +94,17 @@ def test_a_manifest_that_is_not_there_or_broken_is_named(tmp_path: Path) -> None
 
 
 def test_quarantine_lines_are_json_whatever_a_row_quotes(tmp_path: Path) -> None:
+    before = tmp_path / "before.jsonl"
+    before.write_text('{"row": 0}\n')
     rows = [
-        RejectedRow(Place("图.jsonl", 3), Reason.IMAGE_MISSING, "图\udcff.png: gone"),
-        RejectedRow(Place("odd\udcff.parquet", 1, 2), Reason.ROW_INVALID, "x" * 1000),
+        quarantine_entry(Place("图.jsonl", 3), Reason.IMAGE_MISSING, "图\udcff.png: gone"),
+        quarantine_entry(Place("odd\udcff.parquet", 1, 2), Reason.ROW_INVALID, "x" * 1000),
     ]
 
-    write_quarantine(str(tmp_path), rows)
+    write_quarantine(str(tmp_path), str(before), rows)
 
-    first, second = (json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines())
+    old, first, second = (json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines())
+    assert old == {"row": 0}
     assert first == {
         "file": "图.jsonl",
         "row": 3,

@@ -100,9 +100,28 @@ def test_captions_are_chosen_evenly_over_keys() -> None:
     assert {letter: chosen.count(letter) > 150 for letter in "abc"} == {"a": True, "b": True, "c": True}
 
 
-@pytest.mark.parametrize("captions", [None, [], "no json", "[1]", {"a": 1}, {"a": None}, 5])
-def test_odd_captions_are_one_counted_drop(captions: Any) -> None:
-    assert reason(plan_t2i, sample({"captions": captions}, 1)) is Reason.CAPTIONS_INVALID
+@pytest.mark.parametrize(
+    ("captions", "expected"),
+    [
+        (None, Reason.EMPTY_TEXT),
+        ("", Reason.EMPTY_TEXT),
+        ({"a": None}, Reason.EMPTY_TEXT),
+        ('{"a": ', Reason.CAPTIONS_INVALID),
+        ({"a": 1}, Reason.CAPTIONS_INVALID),
+        ([1], Reason.CAPTIONS_INVALID),
+        (5, Reason.CAPTIONS_INVALID),
+    ],
+)
+def test_odd_captions_are_one_counted_drop(captions: Any, expected: Reason) -> None:
+    assert reason(plan_t2i, sample({"captions": captions}, 1)) is expected
+
+
+@pytest.mark.parametrize("captions", [[], "{}", "[]"])
+def test_captions_that_hold_none_are_trained_without(captions: Any) -> None:
+    # BAGEL: the same, a single space.
+    without = plan_t2i(sample({"captions": {}}, 1), tools(), draws())
+
+    assert plan_t2i(sample({"captions": captions}, 1), tools(), draws()) == without
 
 
 def test_t2i_sample_without_an_image_is_a_counted_drop() -> None:
@@ -118,7 +137,7 @@ def test_conversation_shows_each_image_where_its_tag_is() -> None:
     assert [s.loss for s in plan.segments if s.kind is Kind.TEXT] == [False, False, True, False, False, True]
 
 
-def test_text_without_tags_is_not_stripped_and_other_roles_are_ignored() -> None:
+def test_text_without_tags_is_not_stripped_and_system_turns_have_no_loss() -> None:
     fields = {
         "conversations": [
             {"from": "system", "value": "be kind"},
@@ -127,7 +146,74 @@ def test_text_without_tags_is_not_stripped_and_other_roles_are_ignored() -> None
         ]
     }
 
-    assert outline(plan_vlm(sample(fields), tools(), draws())) == ["  q ", " a "]
+    plan = plan_vlm(sample(fields), tools(), draws())
+
+    assert outline(plan) == ["be kind", "  q ", " a "]
+    assert [segment.loss for segment in plan.segments] == [False, False, True]
+    assert outline(plan_vlm(sample(fields), tools(upstream=True), draws())) == ["  q ", " a "]
+
+
+def test_upstream_ignores_every_speaker_but_its_two() -> None:
+    names = ("system", "user", "human", "tool", "assistant", "gpt")
+    fields = {"conversations": [{"from": name, "value": f"{name} <image>"} for name in names]}
+
+    plan = plan_vlm(sample(fields, 1), tools(upstream=True), draws())
+
+    assert outline(plan) == ["human", "[0]", "gpt <image>"]
+    assert reason(plan_vlm, sample(fields, 1)) is Reason.CONVERSATIONS_INVALID
+
+
+def test_chat_messages_are_planned_as_llava_turns_are() -> None:
+    system, said = {"type": "text", "text": "be kind"}, {"type": "text", "text": " what <image> is it? "}
+    messages = [
+        {"role": "system", "content": [system]},
+        {"role": "user", "content": [{"type": "image"}, said, {"type": "image_url", "image_url": None}]},
+        {"role": "assistant", "content": "a"},
+    ]
+
+    plan = plan_vlm(sample({"messages": messages}, 2), tools(), draws())
+
+    # A text part is text to the letter.
+    assert outline(plan) == ["be kind", "[0]", "what <image> is it?", "[1]", "a"]
+    assert [segment.loss for segment in plan.segments] == [False] * 4 + [True]
+
+
+def test_answers_of_blanks_alone_are_a_counted_drop() -> None:
+    assert reason(plan_vlm, sample(talk("q", " \n"))) is Reason.EMPTY_TEXT
+    assert outline(plan_vlm(sample(talk("q", " ")), tools(upstream=True), draws())) == ["q", " "]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"image": "a.png"}, 1),
+        ({"images": ["a.png", {"bytes": None}, "data:image/png;base64,"]}, 3),
+        ({"image": {"bytes": None, "path": None}}, 1),
+        ({"image": "null", "images": ["a.png", "b.png"]}, 2),
+        ({"image": "a.png", "video": "clip"}, 1),
+        ({"image": None}, 0),
+        ({}, None),
+        ({"image": {"bytes": None}, "parts": [{"image": "a.png"}, {"path": "b.png"}]}, 2),
+        ({"parts": [{"image": "a.png"}, {"bytes": None}]}, None),
+        ({"image": None, "parts": [{}, {}]}, None),
+        ({"images": ["a.png", "b.png", "c.png"], "parts": [{}, {}]}, 3),
+    ],
+)
+def test_a_sample_has_as_many_images_as_its_row_names_in_any_form(
+    fields: dict[str, Any], named: int | None
+) -> None:
+    parts = [{"type": "image", **part} for part in fields.get("parts", [])]
+    said = {name: value for name, value in fields.items() if name != "parts"}
+    for media in range(5):
+        content = [*parts, {"type": "text", "text": "q"}] if parts else "<image>" * media + "q"
+        turns = [{"role": "user", "content": content}, {"role": "assistant", "content": "a"}]
+        raw = sample({**said, "messages": turns}, media)
+        if named not in (None, media):
+            assert reason(plan_vlm, raw) is Reason.IMAGE_MISSING
+        elif parts and media != len(parts):
+            assert reason(plan_vlm, raw) is Reason.PLACEHOLDER_MISMATCH
+        else:
+            assert sum(text.startswith("[") for text in outline(plan_vlm(raw, tools(), draws()))) == media
 
 
 @pytest.mark.parametrize("tags", [0, 1, 2, 3])
@@ -152,7 +238,18 @@ def test_c33_tag_in_an_answer_is_text() -> None:
     assert reason(plan_vlm, sample(talk("q", "see <image>"), 1)) is Reason.PLACEHOLDER_MISMATCH
 
 
-@pytest.mark.parametrize("image", [{}, {"image": None}, {"image": ""}, {"image": "None"}, {"image": []}])
+@pytest.mark.parametrize(
+    "image",
+    [
+        {},
+        {"image": None},
+        {"image": ""},
+        {"image": "None"},
+        {"image": "null"},
+        {"image": "none"},
+        {"image": []},
+    ],
+)
 def test_c34_text_only_conversations_are_samples(image: dict[str, Any]) -> None:
     assert outline(plan_vlm(sample({**talk("q", "a"), **image}), tools(), draws())) == ["q", "a"]
 
@@ -235,9 +332,10 @@ def test_edit_samples_are_upstreams_family_of_chains(images: int, key: int) -> N
         ([["a"]], 1, Reason.TOO_FEW_IMAGES),
         ([["a"]], 0, Reason.TOO_FEW_IMAGES),
         (None, 2, Reason.INSTRUCTION_MISSING),
-        ([None], 2, Reason.INSTRUCTION_MISSING),
-        ([[]], 2, Reason.INSTRUCTION_MISSING),
-        ([[None]], 2, Reason.INSTRUCTION_MISSING),
+        ([None], 2, Reason.INSTRUCTION_EMPTY),
+        ([[]], 2, Reason.INSTRUCTION_EMPTY),
+        ([[None]], 2, Reason.INSTRUCTION_EMPTY),
+        ([[3]], 2, Reason.INSTRUCTION_INVALID),
         ([], 2, Reason.INSTRUCTION_MISSING),
     ],
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.planners.build import PlanBuilder, PlanTools
 from bagel_wds.records import Kind, RawSample, SamplePlan
+from bagel_wds.texts import check_phrasing, find_phrasings, find_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,16 +27,16 @@ def plan_edit(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
     last image of the chain ends one earlier: models have been trained on that.
 
     Raises:
-        BadSample: with fewer than two images, or where a step has no instruction.
+        BadSample: with fewer than two images, or where a step that it shows has no instruction. Steps that the row has
+            no edit for do not matter here, and a blank phrasing is an empty text.
     """
     num_images = len(sample.media)
     if num_images < 2:
         raise BadSample(Reason.TOO_FEW_IMAGES, f"an edit needs two images, the row has {num_images}")
-    instructions = sample.fields.get("instruction_list")
-    if not isinstance(instructions, list):
-        raise BadSample(
-            Reason.INSTRUCTION_MISSING, f"instruction_list is {type(instructions).__name__}, not a list"
-        )
+    instructions: Sequence[object] = find_steps(sample.fields)
+    if tools.upstream and isinstance(sample.fields["instruction_list"], str):
+        # BAGEL: takes a plain string, here or as a step, as a list of its letters.
+        instructions = sample.fields["instruction_list"]
     start = draws.choice(num_images - 1, "start")
     end = start + 1 + draws.choice(min(start + 1 + LONGEST_STEP, num_images) - start - 1, "end")
     plan = PlanBuilder(sample, tools)
@@ -62,15 +63,9 @@ def _condition(plan: PlanBuilder, image: int) -> None:
 
 def _instruction(instructions: Sequence[object], step: int, tools: PlanTools, draws: Draws) -> str:
     """One phrasing of the edit that leads from image `step` to the next."""
-    phrasings = instructions[step] if step < len(instructions) else []
-    if isinstance(phrasings, str) and not tools.upstream:
-        # BAGEL: takes a plain string as a list of its letters.
-        phrasings = [phrasings]
-    if not isinstance(phrasings, list | str) or not phrasings:
+    if step >= len(instructions):
         raise BadSample(Reason.INSTRUCTION_MISSING, f"no instruction for edit {step}")
+    told = instructions[step]
+    phrasings = find_phrasings(list(told) if tools.upstream and isinstance(told, str) else told, step)
     phrasing = phrasings[draws.choice(len(phrasings), f"instruction:{step}")]
-    if not isinstance(phrasing, str):
-        raise BadSample(
-            Reason.INSTRUCTION_MISSING, f"an instruction of edit {step} is {type(phrasing).__name__}"
-        )
-    return phrasing
+    return check_phrasing(phrasing, step)

@@ -19,14 +19,14 @@ def plan_t2i(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
     One caption is chosen, and only that one is tokenized. A sample with no caption gets a single space.
 
     Raises:
-        BadSample: without an image, or with captions that are no object of strings.
+        BadSample: without an image, or as `read_captions`.
     """
     if not sample.media:
         raise BadSample(Reason.IMAGE_MISSING, "a text-to-image sample without an image")
     plan = PlanBuilder(sample, tools)
     # The image comes before the caption's draw: upstream skips a broken one without having drawn.
     target = plan.view(Kind.VAE_IMAGE, 0)
-    captions = read_captions(sample.fields)
+    captions = read_captions(sample.fields, upstream=tools.upstream)
     plan.text(captions[draws.choice(len(captions), "caption")] if captions else " ", cfg=True)
     plan.segment(Kind.VAE_IMAGE, target, loss=True)
     return plan.build()

@@ -1,24 +1,29 @@
-"""Conversations about images: text without loss from the human, with loss from the model, images where the tags are."""
+"""Conversations about images: answers with loss, what human and system say without, media where their tags are."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.planners.build import PlanBuilder, PlanTools
 from bagel_wds.records import Kind, RawSample, SamplePlan
-from bagel_wds.texts import Turn, read_turns
+from bagel_wds.texts import (
+    MEDIA_FIELDS,
+    NamedMedium,
+    Tag,
+    Turn,
+    check_answers,
+    check_placeholders,
+    media_parts,
+    named_media,
+    read_turns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bagel_wds.rng import Draws
-
-IMAGE_TAG = "<image>"
-VIDEO_TAG = "<video>"
-_TAGS = re.compile(f"({IMAGE_TAG}|{VIDEO_TAG})")
 
 
 @dataclass(frozen=True)
@@ -40,14 +45,15 @@ def plan_vlm(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
     """The turns in order; each tag of a human turn shows the next image, or the chosen frames of the next clip.
 
     Tags are matched with media over all turns, and each medium has its tag. BAGEL: counts tags in each turn anew,
-    ignores surplus ones, keeps (and counts) images that no tag shows, and wants `<video>` in the first turn.
+    ignores surplus ones, keeps (and counts) images that no tag shows, wants `<video>` in the first turn, and leaves
+    out what any other than human and gpt says.
 
     Raises:
         BadSample: for broken conversations, tags that do not match the media, or no text with loss.
     """
+    turns = read_turns(sample.fields, upstream=tools.upstream)
     _check_media(sample)
     pictures = [_pictures(sample, medium, tools, draws) for medium in range(len(sample.media))]
-    turns = read_turns(sample.fields)
     items = _items_as_upstream(turns, sample, pictures) if tools.upstream else _items(turns, sample, pictures)
     plan = PlanBuilder(sample, tools)
     shown = [place for medium in pictures for place in medium]
@@ -64,25 +70,31 @@ def plan_vlm(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
     return plan.build()
 
 
-def named_media(fields: Mapping[str, object]) -> list[str] | None:
-    """The media that a row names, in order: `image` (a path, or a list of them), else `video`. None if it says nothing.
-
-    An empty string, null and "None" name no medium.
-    """
-    said = [_paths(fields[name]) for name in ("image", "video") if name in fields]
-    return next(filter(None, said), []) if said else None
-
-
-def _paths(value: object) -> list[str]:
-    paths = value if isinstance(value, list) else [value]
-    return [path for path in paths if isinstance(path, str) and path not in ("", "None")]
-
-
 def _check_media(sample: RawSample) -> None:
-    named = named_media(sample.fields)
+    """Refuse a sample with more media or fewer than its row names."""
+    named = _named(sample.fields)
     if named is not None and len(named) != len(sample.media):
-        reason = Reason.IMAGE_MISSING if sample.fields.get("image") else Reason.VIDEO_MISSING
-        raise BadSample(reason, f"the row names {len(named)} media, the sample has {len(sample.media)}")
+        has_clip = any(medium.tag is Tag.VIDEO for medium in named)
+        raise BadSample(
+            Reason.VIDEO_MISSING if has_clip else Reason.IMAGE_MISSING,
+            f"the row names {len(named)} media, the sample has {len(sample.media)}",
+        )
+
+
+def _named(fields: Mapping[str, object]) -> list[NamedMedium] | None:
+    """The media that a row names: in typed parts, else in its fields, `image` before `video`. None if it says nothing.
+
+    Nor does it say anything where some typed parts name a medium and others do not: what had its bytes in the row
+    may be left without a name.
+    """
+    parts = media_parts(fields)
+    by_parts = [part for part in parts if part.value is not None]
+    by_field = named_media(fields)
+    if by_parts:
+        return by_parts if len(by_parts) == len(parts) else None
+    if by_field:
+        return next(iter(by_field.values()))
+    return None if parts or not any(field in fields for field in MEDIA_FIELDS) else []
 
 
 def _pictures(sample: RawSample, medium: int, tools: PlanTools, draws: Draws) -> list[tuple[int, int]]:
@@ -97,30 +109,25 @@ def _pictures(sample: RawSample, medium: int, tools: PlanTools, draws: Draws) ->
 
 
 def _items(turns: list[Turn], sample: RawSample, pictures: list[list[tuple[int, int]]]) -> list[Text | Shown]:
-    """Texts and pictures in order; the k-th tag of the conversation stands for medium k.
+    """Texts and pictures in order.
 
-    A human turn without a tag is one text, as it is; around tags, texts are stripped and blank ones left out.
+    A turn without a tag is one text, as it is; around tags, texts are stripped and blank ones left out.
     """
+    check_answers(turns)
+    check_placeholders(turns, sample.is_clip)
     items: list[Text | Shown] = []
     medium = first = 0
     for turn in turns:
-        parts = _TAGS.split(turn.text) if turn.speaker == "human" else [turn.text]
-        if turn.speaker == "gpt" or len(parts) == 1:
-            items += [Text(turn.text, loss=turn.speaker == "gpt")] if turn.speaker in ("human", "gpt") else []
+        if not turn.tags:
+            items.append(Text(turn.text, loss=turn.speaker == "gpt"))
             continue
-        for part in parts:
-            if part in (IMAGE_TAG, VIDEO_TAG):
-                if medium == len(pictures) or sample.is_clip[medium] != (part == VIDEO_TAG):
-                    raise BadSample(
-                        Reason.PLACEHOLDER_MISMATCH, f"tag {medium + 1}, {part}, has no such medium"
-                    )
+        for piece in turn.pieces:
+            if isinstance(piece, Tag):
                 items += [Shown(first + i) for i in range(len(pictures[medium]))]
                 first += len(pictures[medium])
                 medium += 1
-            elif part.strip():
-                items.append(Text(part.strip()))
-    if medium < len(pictures):
-        raise BadSample(Reason.PLACEHOLDER_MISMATCH, f"{medium} tags for {len(pictures)} media")
+            elif piece.strip():
+                items.append(Text(piece.strip()))
     return items
 
 
@@ -129,20 +136,18 @@ def _items_as_upstream(
 ) -> list[Text | Shown]:
     """The same as upstream finds them: see `plan_vlm` for how that differs."""
     num_pictures = sum(map(len, pictures))
+    texts = [turn.text for turn in turns]
     if any(sample.is_clip):
-        if not turns or VIDEO_TAG not in turns[0].text:
+        if Tag.VIDEO.value not in texts[0]:
             raise BadSample(Reason.PLACEHOLDER_MISMATCH, "no <video> in the first turn")
-        turns = [
-            replace(turns[0], text=turns[0].text.replace(VIDEO_TAG, IMAGE_TAG * num_pictures)),
-            *turns[1:],
-        ]
+        texts[0] = texts[0].replace(Tag.VIDEO.value, Tag.IMAGE.value * num_pictures)
     items: list[Text | Shown] = []
     number = 0
-    for turn in turns:
-        parts = turn.text.split(IMAGE_TAG)
-        if turn.speaker == "gpt" or (turn.speaker == "human" and len(parts) == 1):
-            items.append(Text(turn.text, loss=turn.speaker == "gpt"))
-        elif turn.speaker == "human":
+    for speaker, text in zip((turn.speaker for turn in turns), texts, strict=True):
+        parts = text.split(Tag.IMAGE.value)
+        if speaker == "gpt" or (speaker == "human" and len(parts) == 1):
+            items.append(Text(text, loss=speaker == "gpt"))
+        elif speaker == "human":
             for i, part in enumerate(parts):
                 items += [Text(part.strip())] if part.strip() else []
                 if i < len(parts) - 1 and i < num_pictures:

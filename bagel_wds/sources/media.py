@@ -1,27 +1,38 @@
-"""Image files and folders of frames that a row names by a path under the media root.
+"""Media that a row names: files and folders of frames by a path under the media root, and bytes inside the row.
 
-A path may not lead out of the root: one that is absolute, a URL, has a `..` in it, or goes out through a link is
-refused.
+A path may not lead out of the root: one that is absolute, has a `..` in it, or goes out through a link is refused,
+unless the source allows it. A URL is never fetched.
 """
 
 from __future__ import annotations
 
+import binascii
 import errno
 import re
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from bagel_wds import storage
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.schema import IMAGE_EXTENSIONS, natural
 from bagel_wds.sources.rows import Medium, SourceImage, read_source_image
+from bagel_wds.texts import DATA_KEYS, PATH_KEYS, Tag, is_null_like
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
+
+    from bagel_wds.sources.rows import Source
+    from bagel_wds.texts import NamedMedium
 
 MAX_IMAGE_BYTES = 1 << 30
 """A larger image file is refused."""
 
 MAX_FRAMES = 50_000
 """A clip of more frames is refused."""
+
+MAX_LISTED = 200_000
+"""In a folder of more files, a missing one is not looked for under a name in other case."""
 
 _NOT_THERE = {
     errno.ENOENT,
@@ -31,22 +42,115 @@ _NOT_THERE = {
     errno.ELOOP,
     errno.ENAMETOOLONG,
 }
+_NOTHING = {Tag.IMAGE: Reason.IMAGE_EMPTY, Tag.VIDEO: Reason.VIDEO_MISSING}
+"""The verdict where an entry of a list names nothing."""
+
 _FRAME_NUMBER = re.compile(r"_(\d+)\.[^.]+$")
+_DATA_URI = re.compile(r"data:image/[^,]*;base64,", re.IGNORECASE)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def read_image(root: Path, path: str) -> SourceImage:
+def find_media_root(source: Source) -> Path:
+    """The folder that the media paths of a source are relative to, links resolved."""
+    return _resolve(storage.local_path(source.media_folder).absolute())
+
+
+@lru_cache(maxsize=1)
+def _resolve(folder: Path) -> Path:
+    """A folder with its links resolved; kept, for that takes longer than to read a short row."""
+    return folder.resolve()
+
+
+def read_medium(named: NamedMedium, source: Source, root: Path) -> tuple[Medium, object]:
+    """A medium that a row names, and what is left of the row's value without the bytes of the medium.
+
+    Args:
+        named: a path; a `data:image/...;base64,...` URI; the bytes; or an object with `bytes` (or `base64`) or, where
+            these are null, `path` or `url`.
+        source: how its media are read.
+        root: the media root, links resolved.
+
+    Raises:
+        BadSample: naming the path, or the place in the row, if there is no such medium or it cannot be used.
+    """
+    path, data, left = _take_out(named.value, named)
+    if path is None and named.tag is Tag.VIDEO:
+        raise BadSample(Reason.VIDEO, f"{named} holds a video itself; only folders of frames are read so far")
+    if path is None:
+        return Medium((_verified(data, str(named), source),)), left
+    if named.tag is Tag.VIDEO:
+        return read_clip(path, source, root), left
+    return Medium((read_image(path, source, root),)), left
+
+
+def _take_out(value: object, named: NamedMedium) -> tuple[str | None, bytes, object]:
+    """(path, bytes where there is no path, what is left of the value)."""
+    match value:
+        case bytes():
+            return None, value, {DATA_KEYS[0]: None}
+        case str() if uri := _DATA_URI.match(value):
+            return None, _decode_base64(value[uri.end() :], named), uri.group()
+        case str() if value[:5].lower() == "data:":
+            reason = Reason.VIDEO if named.tag is Tag.VIDEO else Reason.ROW_INVALID
+            raise BadSample(reason, f"{named} is {value[:40]!r}; of data: URIs only base64 images are read")
+        case str() if not is_null_like(value):
+            return value, b"", value
+        case dict():
+            return _take_out_of_object(value, named)
+        case None | str():
+            raise BadSample(_NOTHING[named.tag], f"{named} is {value!r}")
+        case _:
+            raise BadSample(
+                Reason.ROW_INVALID,
+                f"{named} is {type(value).__name__}, neither a path nor an object with bytes or a path",
+            )
+
+
+def _take_out_of_object(value: Mapping[str, Any], named: NamedMedium) -> tuple[str | None, bytes, object]:
+    for key in (key for key in DATA_KEYS if value.get(key) is not None):
+        data = value[key]
+        # Bytes of a parquet column that is no media column come as {"base64": ...}.
+        data = data.get("base64") if isinstance(data, dict) else data
+        if isinstance(data, str):
+            data = _decode_base64(data, named)
+        if not isinstance(data, bytes):
+            raise BadSample(Reason.ROW_INVALID, f"{named}: {key!r} is {type(data).__name__}, not base64 text")
+        return None, data, {**value, key: None}
+    for key in (key for key in PATH_KEYS if not is_null_like(value.get(key))):
+        if not isinstance(value[key], str):
+            raise BadSample(
+                Reason.ROW_INVALID, f"{named}: {key!r} is {type(value[key]).__name__}, not a path"
+            )
+        path, data, left = _take_out(value[key], named)
+        return path, data, {**value, key: left}
+    known = ", ".join(map(repr, DATA_KEYS + PATH_KEYS))
+    if not set(value) & {*DATA_KEYS, *PATH_KEYS}:
+        raise BadSample(Reason.ROW_INVALID, f"{named} is an object with none of {known}")
+    raise BadSample(_NOTHING[named.tag], f"{named} is an object with nothing in any of {known}")
+
+
+def _decode_base64(text: str, named: NamedMedium) -> bytes:
+    try:
+        return binascii.a2b_base64("".join(text.split()), strict_mode=True)
+    except ValueError as error:
+        raise BadSample(Reason.IMAGE_UNREADABLE, f"{named} is no base64: {error}") from error
+
+
+def read_image(path: str, source: Source, root: Path) -> SourceImage:
     """An image file.
 
     Args:
+        path: relative to the media root.
+        source: how its media are read.
         root: the media root, links resolved.
-        path: relative to it.
 
     Raises:
-        BadSample: naming the path, if it leads outside, is not there, is empty, or has no sound header.
+        BadSample: naming the path, if it leads outside, is not there, is empty, or is no sound image.
     """
-    file = _locate(root, path, Reason.IMAGE_MISSING)
+    file = _locate(path, source, root, Reason.IMAGE_MISSING)
     if not file.is_file():
-        raise BadSample(Reason.IMAGE_MISSING, f"{path}: not a file")
+        what = "a folder" if file.is_dir() else "no plain file"
+        raise BadSample(Reason.IMAGE_MISSING, f"{path}: {what}, where an image file belongs")
     try:
         size = file.stat().st_size
         data = file.read_bytes() if size <= MAX_IMAGE_BYTES else b""
@@ -54,22 +158,27 @@ def read_image(root: Path, path: str) -> SourceImage:
         raise _absent(error, path, Reason.IMAGE_MISSING) from error
     if size > MAX_IMAGE_BYTES:
         raise BadSample(Reason.IMAGE_TOO_LARGE, f"{path}: {size} bytes; the most is {MAX_IMAGE_BYTES}")
-    return read_source_image(data, path)
+    return _verified(data, path, source)
 
 
-def read_clip(root: Path, path: str) -> Medium:
+def _verified(data: bytes, name: str, source: Source) -> SourceImage:
+    return read_source_image(data, name, source.verify)
+
+
+def read_clip(path: str, source: Source, root: Path) -> Medium:
     """A clip given as a folder of frames, in the order of their numbers: `*_7.jpg` before `*_10.jpg`.
 
     Names without such a number come first, in natural order.
 
     Args:
+        path: of the folder, relative to the media root.
+        source: how its media are read.
         root: the media root, links resolved.
-        path: of the folder, relative to it.
 
     Raises:
         BadSample: if there is no such folder, it holds no image, or a frame cannot be used.
     """
-    folder = _locate(root, path, Reason.VIDEO_MISSING)
+    folder = _locate(path, source, root, Reason.VIDEO_MISSING)
     if not folder.is_dir():
         raise BadSample(Reason.VIDEO, f"{path}: a video file; only folders of frames are read so far")
     try:
@@ -80,10 +189,8 @@ def read_clip(root: Path, path: str) -> Medium:
         raise BadSample(Reason.VIDEO_MISSING, f"{path}: no image in this folder")
     if len(names) > MAX_FRAMES:
         raise BadSample(Reason.VIDEO, f"{path}: {len(names)} frames; the most is {MAX_FRAMES}")
-    return Medium(
-        tuple(read_image(root, f"{path.rstrip('/')}/{name}") for name in sorted(names, key=_frame_order)),
-        is_clip=True,
-    )
+    frames = (f"{path.rstrip('/')}/{name}" for name in sorted(names, key=_frame_order))
+    return Medium(tuple(read_image(frame, source, root) for frame in frames), is_clip=True)
 
 
 def _is_frame(name: str) -> bool:
@@ -95,24 +202,62 @@ def _frame_order(name: str) -> tuple[int, tuple[tuple[int, int, str], ...]]:
     return (int(number.group(1)) if number else -1, natural(name))
 
 
-def _locate(root: Path, path: str, missing: Reason) -> Path:
+def _locate(path: str, source: Source, root: Path, missing: Reason) -> Path:
     """The file or folder that a path names, with its links resolved."""
-    if "://" in path or path.startswith("/") or ".." in path.split("/"):
+    if _URL.match(path):
+        raise BadSample(
+            Reason.PATH_OUTSIDE,
+            f"{path[:200]}: a URL, and none is fetched; download it first, and name the file in the row",
+        )
+    if not source.allow_outside and (path.startswith("/") or ".." in path.split("/")):
         raise BadSample(Reason.PATH_OUTSIDE, f"{path}: not a path under the media root")
     try:
         found = (root / path).resolve(strict=True)
     except OSError as error:
-        raise _absent(error, path, missing) from error
+        hint = _hint(path, source, root) if error.errno == errno.ENOENT else ""
+        raise _absent(error, path, missing, hint) from error
     except (ValueError, RuntimeError) as error:
         # A zero byte in the name; a ring of links.
         raise BadSample(missing, f"{path!r}: {type(error).__name__}") from error
-    if not found.is_relative_to(root):
+    if not source.allow_outside and not found.is_relative_to(root):
         raise BadSample(Reason.PATH_OUTSIDE, f"{path}: a link that leads out of the media root")
     return found
 
 
-def _absent(error: OSError, path: str, reason: Reason) -> BadSample | OSError:
+def _absent(error: OSError, path: str, reason: Reason, hint: str = "") -> BadSample | OSError:
     """A verdict on the row where the file is not there for us; the error itself where the disk is at fault."""
     if error.errno in _NOT_THERE:
-        return BadSample(reason, f"{path}: {error.strerror}")
+        return BadSample(reason, f"{path}: {error.strerror}{hint}")
     return error
+
+
+def _hint(path: str, source: Source, root: Path) -> str:
+    """What may be wrong with a path that is not there."""
+    if other := _in_other_case(path, root):
+        return f"; there is {other}"
+    # Which folder that is stays unsaid: a quarantine holds no path of the machine that it was written on.
+    return " under the source's own folder; is --media-root right?" if source.media_root is None else ""
+
+
+def _in_other_case(path: str, root: Path) -> str | None:
+    """The path of a file under the root that differs from this one by case alone."""
+    there = Path()
+    try:
+        for part in Path(path).parts:
+            folder = root / there
+            names = {} if (folder / part).exists() else _names_by_case(folder, folder.stat().st_mtime_ns)
+            there /= names.get(part.casefold(), part)
+        return str(there) if (root / there).resolve(strict=True).is_relative_to(root) else None
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=2)
+def _names_by_case(folder: Path, changed_ns: int) -> Mapping[str, str]:  # noqa: ARG001 - a changed folder is listed anew
+    """The names in a folder without regard to case, kept for the next row that misses a file there."""
+    names: list[str] = []
+    for entry in folder.iterdir():
+        names.append(entry.name)
+        if len(names) > MAX_LISTED:
+            return {}
+    return {name.casefold(): name for name in sorted(names, reverse=True)}

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bagel_wds import storage
 from bagel_wds.errors import BadSample, ConfigError
-from bagel_wds.images import ImageHeader, read_header
+from bagel_wds.images import ImageHeader, read_header, verify_end, verify_pixels
 from bagel_wds.schema import SampleKind, make_key
+from bagel_wds.sources.places import find_files, find_root
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bagel_wds.errors import Reason
+
+
+class Verify(StrEnum):
+    """How far an image is looked at before its row is taken."""
+
+    FULL = "full"
+    """Decoded once, as training will: what is taken has sound pixels."""
+    HEADER = "header"
+    """Its header is read, and its end marker is looked for: finds files that were cut, not pixels that are broken."""
+    NONE = "none"
+    """Its header is read, since sizes are needed."""
+
+
+class Placeholders(StrEnum):
+    """What becomes of a conversation whose `<image>` and `<video>` tags do not match its media, one for one."""
+
+    STRICT = "strict"
+    """It is left out."""
+    UPSTREAM = "upstream"
+    """It is taken as it is: `fidelity="upstream"` trains on it as upstream does, the default drops and counts it."""
+    REPAIR = "repair"
+    """Media without any tag get theirs at the start of the first human turn; any other mismatch is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +47,16 @@ class Source:
     """A dataset in one of upstream's raw layouts.
 
     Attributes:
-        kind: t2i and edit are parquet, vlm is JSON lines.
+        kind: of its rows.
         name: of the dataset.
-        path: a file, or a folder of them.
-        media_root: what the media paths of a vlm row are relative to; None is the folder of the JSONL.
+        path: a file, a folder of them, a glob, a brace pattern, a list of files in a file, or several of these.
+        media_root: what the media paths of a row are relative to; None is the source's own root.
+        columns: of the files, by the names that this package knows them by (`image`, `captions`, ...), where they
+            differ.
+        allow_outside: take media paths that lead out of the media root.
+        placeholders: policy for tags that do not match the media.
+        verify: how far images are looked at.
+        batch_bytes: about so many bytes of a parquet file's rows are in memory at a time.
         max_units: at most so many files (parquet) or lines (JSONL), the first ones.
         shuffle_lines: take a seeded choice of `max_units` lines instead of the first; they keep their order.
         shuffle_seed: of that choice.
@@ -31,21 +64,40 @@ class Source:
 
     kind: SampleKind
     name: str
-    path: str
+    path: str | tuple[str, ...]
     media_root: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    allow_outside: bool = False
+    placeholders: Placeholders = Placeholders.STRICT
+    verify: Verify = Verify.FULL
+    batch_bytes: int = 4 << 20
     max_units: int | None = None
     shuffle_lines: bool = False
     shuffle_seed: int = 0
 
-    @property
+    @cached_property
     def root(self) -> str:
-        """The folder that files of the source are named relative to."""
-        return self.path if storage.is_folder(self.path) else storage.parent(self.path)
+        """The folder that files of the source are named relative to.
+
+        Raises:
+            ConfigError: if a place is not there.
+        """
+        with naming(self):
+            return find_root(self.path, self.kind)
 
     @property
     def media_folder(self) -> str:
         """The folder that media paths are relative to."""
         return self.media_root or self.root
+
+
+@contextmanager
+def naming(source: Source) -> Iterator[None]:
+    """Say which dataset it was that will not do."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"dataset {source.name!r}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +107,28 @@ class RowGroups:
     Attributes:
         file: path relative to the source's root.
         first, stop: row groups `first` up to, not including, `stop`.
-        num_rows: in them.
+        num_rows: in them, or chosen.
+        chosen: numbers of the rows to take, of a single row group; None takes each.
     """
 
     file: str
     first: int
     stop: int
     num_rows: int
+    chosen: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of a JSONL file; blank ones do not count.
+    """Lines of a JSONL file, where blank ones do not count, or elements of a JSON array.
 
     Attributes:
         file: path relative to the source's root.
-        first: number of the first line, from 0.
-        offset: of that line, in bytes.
-        num_rows: how many lines are taken.
-        chosen: numbers of the lines to take; None takes each from the first on.
+        first: number of the first line or element, from 0.
+        offset: of it, in bytes; in what is decompressed, of a compressed file.
+        num_rows: how many are taken.
+        chosen: numbers of those to take; None takes each from the first on.
+        in_array: whether they are elements.
     """
 
     file: str
@@ -81,6 +136,7 @@ class Lines:
     offset: int
     num_rows: int
     chosen: tuple[int, ...] | None = None
+    in_array: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +161,36 @@ class Slice:
         if isinstance(last, RowGroups):
             return f"slice {self.number} ({first.file} row group {first.first} to {last.file} row group {last.stop - 1})"
         return f"slice {self.number} ({self.num_rows} lines from {first.file} line {first.first} on)"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of a source, so that another conversion can tell whether it is still the same.
+
+    Attributes:
+        name: path relative to the source's root.
+        bytes: its size.
+        digest: of its content, `xxh3_128:` and 32 hexadecimal digits: of a parquet file's footer, of a whole JSONL.
+    """
+
+    name: str
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """A source cut into slices of work.
+
+    Attributes:
+        files: that it was cut from, in order.
+        slices: in order, numbered from 0.
+        notes: what a person should know before the first row is read, such as columns that differ between files.
+    """
+
+    files: tuple[SourceFile, ...]
+    slices: tuple[Slice, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +222,36 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class SourceImage:
-    """An image as the source has it: its encoded bytes, and what their header says."""
+    """An image as the source has it.
+
+    Attributes:
+        data: its encoded bytes.
+        header: what they say of it.
+        original: header of the image that this one was made from, where a conversion scaled it down.
+    """
 
     data: bytes
     header: ImageHeader
+    original: ImageHeader | None = None
 
 
-def read_source_image(data: bytes | None, name: str) -> SourceImage:
+def read_source_image(data: bytes | None, name: str, verify: Verify) -> SourceImage:
     """An image with its header.
 
     Args:
         data: the encoded bytes; null is an image of zero bytes.
         name: of the image in its row, for the verdict.
+        verify: how far to look.
 
     Raises:
-        BadSample: `image_empty`, `image_unreadable` or `image_too_large`.
+        BadSample: `image_empty`, `image_unreadable`, `image_too_large`, or `image_truncated` where that was looked for.
     """
     data = data or b""
     try:
+        if verify is Verify.FULL:
+            return SourceImage(data, verify_pixels(data))
+        if verify is Verify.HEADER:
+            return SourceImage(data, verify_end(data))
         return SourceImage(data, read_header(data))
     except BadSample as bad:
         raise BadSample(bad.reason, f"{name}: {bad.detail}") from bad
@@ -181,12 +279,14 @@ class SourceSample:
         fields: the row's fields, without the columns that hold the media themselves.
         media: in order.
         place: where the row came from.
+        repaired: what was mended in its fields, such as "placeholders".
     """
 
     key: str
     fields: Mapping[str, Any]
     media: tuple[Medium, ...]
     place: Place
+    repaired: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,25 +298,25 @@ class RejectedRow:
     detail: str
 
 
-ParsedRow = tuple[Mapping[str, Any], tuple[Medium, ...]]
-"""Fields and media of a row."""
+@dataclass(frozen=True, slots=True)
+class ParsedRow:
+    """What a kind's `parse_row` finds in a row: see `SourceSample`."""
+
+    fields: Mapping[str, Any]
+    media: tuple[Medium, ...]
+    repaired: tuple[str, ...] = ()
 
 
-def list_source_files(source: Source, suffix: str) -> list[str]:
-    """The files of a source, relative to its root, in byte order; hidden files and folders are passed over.
+ParseRow = Callable[[Mapping[str, Any], Source], ParsedRow]
+"""What each kind of source offers: a row to its fields and media, or BadSample."""
+
+
+def list_files(source: Source) -> list[str]:
+    """The files of a source, relative to its root, in byte order.
 
     Raises:
-        ConfigError: if the path is not there, or is a folder without such a file.
+        ConfigError: for a place that names no file, or one that the kind is not read from; see `places`.
     """
-    if not storage.exists(source.path):
-        raise ConfigError(f"dataset {source.name!r}: {source.path}: no such file or folder")
-    if not storage.is_folder(source.path):
-        return [source.path.rpartition("/")[2]]
-    files = [
-        file
-        for file in storage.list_files(source.path)
-        if file.endswith(suffix) and not any(part.startswith(".") for part in file.split("/"))
-    ]
-    if not files:
-        raise ConfigError(f"dataset {source.name!r}: {source.path}: no {suffix} file in this folder")
-    return files
+    root = source.root
+    with naming(source):
+        return find_files(source.path, source.kind, root)

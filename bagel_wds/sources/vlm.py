@@ -1,57 +1,141 @@
-"""Conversations about images: JSON lines with `conversations`, and `image` or `video` paths under a media root."""
+"""Conversations about images: rows with turns, and media by a path under a media root or inside the row.
+
+| our name | holds |
+| --- | --- |
+| `conversations` or `messages` | the turns, as `bagel_wds.texts.read_turns` takes them |
+| `image` or `images`, `video` or `videos` | a medium, or a list of them; absent, null, "", "None", "none", "null": none |
+
+Or typed parts name their media themselves, every one of them, in the order in which they come.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pyarrow import types
+
 from bagel_wds.errors import BadSample, Reason
-from bagel_wds.sources.media import read_clip, read_image
-from bagel_wds.sources.rows import Medium, ParsedRow
-from bagel_wds.texts import read_turns
+from bagel_wds.sources.columns import is_image, is_list_of, is_text, is_text_or_null
+from bagel_wds.sources.layout import ColumnRule, ParquetLayout, our_names
+from bagel_wds.sources.media import find_media_root, read_medium
+from bagel_wds.sources.rows import ParsedRow, Placeholders
+from bagel_wds.texts import (
+    MEDIA_FIELDS,
+    check_answers,
+    check_placeholders,
+    media_parts,
+    named_media,
+    read_turns,
+    repair_placeholders,
+    replace_values,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-NULL_LIKE = ("", "None")
-"""Words that name no medium, as null does."""
+    import pyarrow as pa
+
+    from bagel_wds.sources.rows import Source
+    from bagel_wds.texts import NamedMedium, Turn
 
 
-def parse_row(row: Mapping[str, Any], media_root: Path) -> ParsedRow:
-    """The media that a row names; the fields are the row as it is.
+def parse_row(row: Mapping[str, Any], source: Source, media_root: Path) -> ParsedRow:
+    """The media that a row names, in order; the fields are the row, without what became media.
 
-    `image` is a path or a list of paths; absent, null, `""` or `"None"` it names none. `video` likewise, and counts
-    where there is no image.
+    Bytes in the row are taken out of it: of a data URI its head is left, of an object what is not the bytes.
 
     Args:
         row: the JSON object.
+        source: that it belongs to.
         media_root: what its paths are relative to, links resolved.
 
     Raises:
-        BadSample: for conversations of another form, or a medium that cannot be used.
+        BadSample: for a conversation that cannot be trained on, a medium that cannot be used, or tags that do not
+            match the media under the source's policy.
     """
-    read_turns(row)
-    images = _paths(row, "image", Reason.IMAGE_EMPTY)
-    clips = _paths(row, "video", Reason.VIDEO_MISSING)
-    if images and clips:
-        raise BadSample(Reason.ROW_INVALID, "names both an image and a video; split the row")
-    media = [Medium((read_image(media_root, path),)) for path in images]
-    return row, (*media, *(read_clip(media_root, path) for path in clips))
+    fields = _with_our_names(row, source.columns)
+    turns = read_turns(fields)
+    check_answers(turns)
+    named = _choose_media(fields)
+    read = [read_medium(medium, source, media_root) for medium in named]
+    left = {medium.place: rest for medium, (_, rest) in zip(named, read, strict=True) if rest != medium.value}
+    if left:
+        fields = replace_values(fields, left)
+    media = tuple(medium for medium, _ in read)
+    fields, repaired = _match_tags(fields, turns, [medium.is_clip for medium in media], source.placeholders)
+    return ParsedRow(fields, media, repaired)
 
 
-def _paths(row: Mapping[str, Any], name: str, if_null: Reason) -> list[str]:
-    value = row.get(name)
-    if value is None or (isinstance(value, str) and value in NULL_LIKE):
-        return []
-    paths = value if isinstance(value, list) else [value]
-    for number, path in enumerate(paths):
-        if path is None or (isinstance(path, str) and path in NULL_LIKE):
-            raise BadSample(if_null, f"entry {number} of `{name}` is {path!r}")
-        if not isinstance(path, str):
-            raise BadSample(
-                Reason.ROW_INVALID,
-                f"entry {number} of `{name}` is {type(path).__name__}, not a path"
-                if isinstance(value, list)
-                else f"`{name}` is {type(path).__name__}, neither a path nor a list of them",
-            )
-    return paths
+def _with_our_names(row: Mapping[str, Any], given: Mapping[str, str]) -> Mapping[str, Any]:
+    if not given:
+        return row
+    fields = dict(zip(our_names(list(row), given), row.values(), strict=True))
+    if len(fields) < len(row):
+        raise BadSample(
+            Reason.ROW_INVALID,
+            f"two fields have one name where columns are given for {', '.join(given)}; the row has {', '.join(row)}",
+        )
+    return fields
+
+
+def _choose_media(fields: Mapping[str, Any]) -> list[NamedMedium]:
+    """The media of a row, which names them in one place alone."""
+    parts = media_parts(fields)
+    by_parts = [part for part in parts if part.value is not None]
+    by_field = named_media(fields)
+    if by_parts and (len(by_parts) < len(parts) or by_field):
+        bare = next((part for part in parts if part.value is None), None)
+        other = f"{bare} names none" if bare else f"`{next(iter(by_field))}` names some too"
+        raise BadSample(
+            Reason.ROW_INVALID,
+            f"{by_parts[0]} names a medium, and {other}; let all parts name theirs, or none",
+        )
+    if len(by_field) > 1:
+        first, second = list(by_field)[:2]
+        raise BadSample(
+            Reason.ROW_INVALID, f"both `{first}` and `{second}` name media; keep one, or split the row"
+        )
+    return by_parts or next(iter(by_field.values()), [])
+
+
+def _match_tags(
+    fields: Mapping[str, Any], turns: Sequence[Turn], is_clip: Sequence[bool], policy: Placeholders
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The fields under a policy for tags that do not match the media, and what was repaired."""
+    if policy is Placeholders.UPSTREAM:
+        return fields, ()
+    if policy is Placeholders.REPAIR and is_clip and not any(turn.tags for turn in turns):
+        return repair_placeholders(fields, is_clip), ("placeholders",)
+    check_placeholders(turns, is_clip)
+    return fields, ()
+
+
+def _parse_parquet_row(row: Mapping[str, Any], source: Source) -> ParsedRow:
+    return parse_row(row, source, find_media_root(source))
+
+
+def _accepts_turns(kind: pa.DataType) -> bool:
+    return is_text(kind) or is_list_of(kind, types.is_struct)
+
+
+def _accepts_media(kind: pa.DataType) -> bool:
+    return is_list_of(kind, _accepts_medium) or _accepts_medium(kind)
+
+
+def _accepts_medium(kind: pa.DataType) -> bool:
+    return is_text_or_null(kind) or is_image(kind)
+
+
+_TURNS = ColumnRule(_accepts_turns, "a string of JSON, or a list of structs: the turns")
+_MEDIA = ColumnRule(
+    _accepts_media,
+    "a string (a path), binary, or struct<bytes: binary, path: string>, or a list of these",
+    is_media=True,
+)
+
+LAYOUT = ParquetLayout(
+    columns={"conversations": _TURNS, "messages": _TURNS, **dict.fromkeys(MEDIA_FIELDS, _MEDIA)},
+    required=(("conversations", "messages"),),
+    parse=_parse_parquet_row,
+)

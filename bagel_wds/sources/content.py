@@ -1,0 +1,161 @@
+"""What a file of JSON rows holds, plain or in gzip or zstd, and what tells the file from what it was."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import xxhash
+
+from bagel_wds import storage
+from bagel_wds.errors import ConfigError
+from bagel_wds.sources.rows import SourceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from _typeshed import WriteableBuffer
+
+MAX_LINE_BYTES = 256 << 20
+"""A longer line, or element of an array, is refused; images inside it count."""
+
+BLOCK_BYTES = 1 << 20
+"""Content is gone through so many bytes at a time."""
+
+BUFFER_BYTES = 1 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
+"""How a zstd file starts: with a frame of data, or one to be skipped."""
+
+
+@contextmanager
+def open_content(path: str, offset: int) -> Iterator[io.BufferedReader]:
+    """What a file holds, from a place on, in bytes; in what is decompressed, of a compressed file.
+
+    Raises:
+        ConfigError: if it cannot be read; while it is being read, too.
+    """
+    with _open(path) as file:
+        content = _decompress(file, path)
+        _pass_over(content, offset)
+        yield content
+
+
+def open_digested(root: str, name: str) -> DigestedFile:
+    """A file of a source, to be read from its start.
+
+    Raises:
+        ConfigError: if it cannot be opened.
+    """
+    path = storage.join(root, name)
+    return DigestedFile(_open(path), path, name)
+
+
+def _open(path: str) -> io.BufferedReader:
+    try:
+        return cast("io.BufferedReader", storage.open_read(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+class DigestedFile(io.RawIOBase):
+    """A file that is read once from its start, and digested as it lies on the disk.
+
+    Args:
+        file: that is read, and closed with this.
+        path: of it.
+        name: relative to the source's root.
+    """
+
+    def __init__(self, file: io.BufferedReader, path: str, name: str) -> None:
+        self._file = file
+        self._path = path
+        self._name = name
+        self._digest = xxhash.xxh3_128()
+        self._num_bytes = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read some bytes."""
+        view = memoryview(buffer)
+        count = self._file.readinto(view)
+        self._digest.update(view[:count])
+        self._num_bytes += count
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+    def content(self) -> io.BufferedReader:
+        """What it holds, from its start; to be asked for once."""
+        return _decompress(io.BufferedReader(self, BUFFER_BYTES), self._path)
+
+    def describe(self) -> SourceFile:
+        """The whole file, whatever was read of it."""
+        while self.read(BUFFER_BYTES):
+            pass
+        return SourceFile(self._name, self._num_bytes, f"xxh3_128:{self._digest.hexdigest()}")
+
+
+def _decompress(file: io.BufferedReader, path: str) -> io.BufferedReader:
+    """The content of a file, from its start, whatever its name."""
+    head = file.peek(4)
+    if head.startswith(_GZIP):
+        return io.BufferedReader(_Decompressed(gzip.GzipFile(fileobj=file), path), BUFFER_BYTES)
+    if _ZSTD.match(head):
+        return io.BufferedReader(_Decompressed(pa.CompressedInputStream(file, "zstd"), path), BUFFER_BYTES)
+    return file
+
+
+class _Decompressed(io.RawIOBase):
+    """A decompressing stream whose faults name the file.
+
+    Args:
+        stream: that gives the content.
+        path: of the file.
+    """
+
+    def __init__(self, stream: Any, path: str) -> None:
+        self._stream = stream
+        self._path = path
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read some bytes.
+
+        Raises:
+            ConfigError: if the file is cut or corrupt.
+        """
+        view = memoryview(buffer)
+        try:
+            data = self._stream.read(len(view))
+        except (EOFError, OSError, zlib.error, pa.ArrowException) as error:
+            raise ConfigError(
+                f"{self._path}: cannot be decompressed to its end: {error}; copy it anew from where it came from"
+            ) from error
+        view[: len(data)] = data
+        return len(data)
+
+
+def _pass_over(content: io.BufferedReader, num_bytes: int) -> None:
+    """Go on from a place further down."""
+    if content.seekable():
+        content.seek(num_bytes)
+        return
+    while num_bytes and (data := content.read(min(num_bytes, BLOCK_BYTES))):
+        num_bytes -= len(data)

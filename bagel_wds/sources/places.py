@@ -1,0 +1,279 @@
+"""Where the files of a source lie: in a folder, by a pattern, by a list, and in several of these.
+
+A name that is there as it is written is never read as a pattern.
+
+| place | its files | its root |
+| --- | --- | --- |
+| a file | itself | its folder |
+| a folder | those with the kind's suffixes, at any depth, but for hidden ones | itself |
+| a pattern with `*`, `?`, `[...]` or `**` | what matches; a folder that does gives what lies in it | the folder before the first special character |
+| a pattern with braces | what each of its spellings names | the same |
+| a list: `.txt`, for parquet `.json` | what each entry names | its folder; where an entry lies outside, the common folder |
+
+The root of several places is their common folder. Files are named relative to it: their keys depend on it, so it depends
+on nothing but what is written here.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from braceexpand import braceexpand
+
+from bagel_wds import storage
+from bagel_wds.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bagel_wds.schema import SampleKind
+
+PARQUET = ".parquet"
+"""Suffix of parquet files."""
+
+_LINES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst")
+_SUFFIXES: dict[SampleKind, tuple[str, ...]] = {
+    "t2i": (PARQUET,),
+    "edit": (PARQUET,),
+    "vlm": (*_LINES, PARQUET),
+}
+_SPECIAL = re.compile(r"[*?\[{]")
+_MAGIC = re.compile(r"[*?\[]")
+
+
+def find_root(path: str | Sequence[str], kind: SampleKind) -> str:
+    """The folder that the files of a place, or of several, are named relative to.
+
+    Raises:
+        ConfigError: if a place is not there.
+    """
+    return _common_folder([_root(place, kind) for place in _places(path)])
+
+
+def find_files(path: str | Sequence[str], kind: SampleKind, root: str) -> list[str]:
+    """The files of a place, or of several, relative to a root, in the order of their bytes.
+
+    Args:
+        path: the place, or places.
+        kind: of the rows, which says what the files are called.
+        root: what `find_root` gives for them.
+
+    Raises:
+        ConfigError: for a place, or a spelling of a pattern, that names no file; a file that the kind is not read
+            from, or that comes twice; parquet and JSON side by side.
+    """
+    files = [file for place in _places(path) for file in _files(place, kind)]
+    _check_suffixes(files, kind)
+    start = len(_absolute(root).rstrip("/")) + 1
+    names = sorted((_absolute(file)[start:] for file in files), key=os.fsencode)
+    for name, following in pairwise(names):
+        if name == following:
+            raise ConfigError(f"{storage.join(root, name)} comes twice; name each file once")
+    return names
+
+
+def _places(path: str | Sequence[str]) -> list[str]:
+    """Places as paths on the disk, without a slash at the end."""
+    places = [path] if isinstance(path, str) else list(path)
+    if not places or not all(places):
+        raise ConfigError("an empty path; give a file, a folder, a pattern or a list of files")
+    return [os.fspath(storage.local_path(place)) for place in places]
+
+
+def _root(place: str, kind: SampleKind) -> str:
+    if storage.is_folder(place):
+        return place
+    folder = storage.parent(place)
+    if storage.exists(place):
+        return _list_root(place) if _is_list(place, kind) else folder
+    if not _SPECIAL.search(place):
+        raise ConfigError(f"{place}: no such file or folder")
+    return storage.parent(_SPECIAL.split(place, maxsplit=1)[0])
+
+
+def _files(place: str, kind: SampleKind) -> list[str]:
+    if "{" in place and not storage.exists(place):
+        return [file for spelling in _spellings(place) for file in _named(spelling, kind)]
+    if _is_list(place, kind) and storage.exists(place) and not storage.is_folder(place):
+        return [file for entry in _read_list(place) for file in _named(entry, kind)]
+    return _named(place, kind)
+
+
+def _named(place: str, kind: SampleKind) -> list[str]:
+    """The files of a place that is neither a list nor has braces."""
+    if storage.is_folder(place):
+        files = _in_folder(place, kind)
+        if not files:
+            raise ConfigError(f"{place}: no {_wanted(kind)} file in this folder")
+        return files
+    if storage.exists(place):
+        return [place]
+    if not _MAGIC.search(place):
+        raise ConfigError(f"{place}: no such file or folder")
+    files = _matching(place, kind)
+    if not files:
+        raise ConfigError(f"{place}: no file matches this pattern")
+    return files
+
+
+def _in_folder(folder: str, kind: SampleKind) -> list[str]:
+    return [
+        storage.join(folder, file)
+        for file in storage.list_files(folder)
+        if file.endswith(_SUFFIXES[kind]) and not any(part.startswith(".") for part in file.split("/"))
+    ]
+
+
+def _check_suffixes(files: Sequence[str], kind: SampleKind) -> None:
+    for file in files:
+        if not file.endswith(_SUFFIXES[kind]):
+            raise ConfigError(f"{file}: {kind} rows are read from {_wanted(kind)} files")
+    parquet = next((file for file in files if file.endswith(PARQUET)), None)
+    lines = next((file for file in files if not file.endswith(PARQUET)), None)
+    if parquet and lines:
+        raise ConfigError(
+            f"both parquet and JSON, for example {parquet} and {lines}; name the files of one form, for example "
+            f"{storage.parent(parquet)}/*{PARQUET}"
+        )
+
+
+def _wanted(kind: SampleKind) -> str:
+    *others, last = _SUFFIXES[kind]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+# Lists
+
+
+def _is_list(place: str, kind: SampleKind) -> bool:
+    """Whether a file is a list of files. JSON holds the rows of a conversation themselves."""
+    return place.endswith(".txt") or (place.endswith(".json") and kind != "vlm")
+
+
+def _list_root(place: str) -> str:
+    folder = storage.parent(place)
+    folders = [entry if storage.is_folder(entry) else storage.parent(entry) for entry in _read_list(place)]
+    if all(Path(_absolute(below)).is_relative_to(_absolute(folder)) for below in folders):
+        return folder
+    return _common_folder(folders)
+
+
+def _read_list(place: str) -> list[str]:
+    """The paths that a list names: relative to its folder, or else to the current one.
+
+    Raises:
+        ConfigError: if it names none, or one that is not there.
+    """
+    folder = storage.parent(place)
+    entries = _json_entries(place) if place.endswith(".json") else _text_entries(place)
+    if not entries:
+        raise ConfigError(f"{place}: this list of files is empty")
+    return [_find_entry(place, folder, entry) for entry in entries]
+
+
+def _find_entry(place: str, folder: str, entry: str) -> str:
+    (path,) = _places(entry)
+    beside = storage.join(folder, path)
+    for candidate in (beside, path):
+        if storage.exists(candidate):
+            return candidate
+    tried = path if beside == path else f"{beside} (nor {path} from the current folder)"
+    raise ConfigError(f"{place}: there is no {tried}; the paths of a list are relative to its folder")
+
+
+def _text_entries(place: str) -> list[str]:
+    text = storage.read_bytes(place).decode("utf-8-sig", "surrogateescape")
+    lines = (line.strip() for line in text.split("\n"))
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _json_entries(place: str) -> list[str]:
+    try:
+        value = orjson.loads(storage.read_bytes(place))
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{place}: no JSON, so no list of files: {error}") from error
+    entries: list[Any] = list(value) if isinstance(value, list | dict) else [None]
+    if not all(isinstance(entry, str) and entry for entry in entries):
+        raise ConfigError(
+            f"{place}: as a list of files it must be a JSON array of paths, or an object whose keys are paths"
+        )
+    return entries
+
+
+# Patterns
+
+
+def _spellings(pattern: str) -> list[str]:
+    try:
+        return list(braceexpand(pattern))
+    except ValueError as error:
+        raise ConfigError(f"{pattern}: no such file, and as a pattern its braces do not match") from error
+
+
+def _matching(pattern: str, kind: SampleKind) -> list[str]:
+    """Files that a pattern matches, and those in the folders that it does, each once."""
+    head = _MAGIC.split(pattern, maxsplit=1)[0]
+    parts = pattern[head.rfind("/") + 1 :].split("/")
+    found: dict[str, None] = {}
+    for path in _walk(storage.local_path(storage.parent(head)), parts):
+        place = os.fspath(path)
+        found |= dict.fromkeys(_in_folder(place, kind) if path.is_dir() else [place])
+    return list(found)
+
+
+def _walk(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """What lies under a folder by a pattern, part by part. `**` goes through links, but not round a ring of them."""
+    part, *rest = parts
+    if part == "**":
+        for below in _folders(folder, ()):
+            yield from _walk(below, rest or ["*"])
+        return
+    for path in _entries(folder, part):
+        if not rest:
+            yield path
+        elif path.is_dir():
+            yield from _walk(path, rest)
+
+
+def _entries(folder: Path, part: str) -> list[Path]:
+    if not _MAGIC.search(part):
+        return [folder / part] if (folder / part).exists() else []
+    if not folder.is_dir():
+        return []
+    return [
+        path
+        for path in folder.iterdir()
+        if fnmatchcase(path.name, part) and (part.startswith(".") or not path.name.startswith("."))
+    ]
+
+
+def _folders(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """A folder and those below it, but for hidden ones."""
+    real = folder.resolve()
+    if real in above or not folder.is_dir():
+        return
+    yield folder
+    for path in _entries(folder, "*"):
+        if path.is_dir():
+            yield from _folders(path, (*above, real))
+
+
+# Paths
+
+
+def _absolute(path: str) -> str:
+    return posixpath.normpath(posixpath.join(os.fspath(Path.cwd()), path))
+
+
+def _common_folder(folders: Sequence[str]) -> str:
+    """The folder that some lie under: the one itself, or else an absolute path."""
+    if len(set(folders)) == 1:
+        return folders[0]
+    return posixpath.commonpath([_absolute(folder) for folder in folders])
