@@ -27,6 +27,7 @@ from .options import (
     USAGE,
     AllowOutside,
     AsJson,
+    BatchBytes,
     CaptionsColumn,
     Config,
     ConversationsColumn,
@@ -35,7 +36,6 @@ from .options import (
     InstructionsColumn,
     MaxQuarantine,
     MediaRoot,
-    Memory,
     Name,
     PlaceholdersOption,
     Processes,
@@ -95,7 +95,7 @@ def convert(
     ] = None,
     encoder: Annotated[Encoder, typer.Option(help="Of images that are scaled down.")] = Encoder.PNG,
     max_quarantine: MaxQuarantine = None,
-    memory: Memory = "64MiB",
+    batch_bytes: BatchBytes = "4MiB",
     processes: Processes = None,
     append: Annotated[bool, typer.Option("--append", help="Add the source's new files to OUT.")] = False,
     retry: Annotated[
@@ -121,7 +121,7 @@ def convert(
             verify=verify,
             placeholders=placeholders,
             allow_outside=allow_outside,
-            batch_bytes=parse_size(memory),
+            batch_bytes=parse_size(batch_bytes),
         )
         columns = {
             "image": image_column,
@@ -191,7 +191,7 @@ def check(
     rows: Annotated[
         int, typer.Option(min=0, help="Print so many of the rows that would be left out; 0 prints all.")
     ] = 100,
-    memory: Memory = "64MiB",
+    batch_bytes: BatchBytes = "4MiB",
     processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
@@ -205,7 +205,7 @@ def check(
             verify=verify,
             placeholders=placeholders,
             allow_outside=allow_outside,
-            batch_bytes=parse_size(memory),
+            batch_bytes=parse_size(batch_bytes),
         )
         columns = {
             "image": image_column,

@@ -50,7 +50,9 @@ PlaceholdersOption = Annotated[
         help="Conversations whose <image> tags do not match: left out, taken as they are, or mended."
     ),
 ]
-Memory = Annotated[str, typer.Option(help="Bytes of parquet rows that a process holds at a time.")]
+BatchBytes = Annotated[
+    str, typer.Option(help="Bytes of parquet rows that a process holds at a time, whatever the row group.")
+]
 Processes = Annotated[int | None, typer.Option(min=1, help="How many work at a time; else one a CPU.")]
 MaxQuarantine = Annotated[
     str | None, typer.Option(help="Stop when more rows than this are left out: a share (1%) or a number.")
