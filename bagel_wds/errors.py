@@ -101,6 +101,11 @@ class BadSample(Exception):  # noqa: N818 - a verdict on data, not a fault of th
         return (BadSample, (self.reason, self.detail))
 
 
+def name_type(value: object) -> str:
+    """What a message calls the type of a JSON value."""
+    return "null" if value is None else type(value).__name__
+
+
 class Tally:
     """Counts of what was seen and what was dropped, by group and word.
 

@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 
 from bagel_wds import storage
 from bagel_wds.config import load_mapping
+from bagel_wds.conversations import read_turns
 from bagel_wds.errors import BadSample, ConfigError, ShardError
 from bagel_wds.images import read_header
 from bagel_wds.manifest import INFO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from bagel_wds.reader import walk_shard
 from bagel_wds.schema import IMAGE_EXTENSIONS, RESERVED, media_fields
 from bagel_wds.shards import Shard, list_shards
-from bagel_wds.texts import read_captions, read_instructions, read_turns
+from bagel_wds.texts import read_captions, read_instructions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

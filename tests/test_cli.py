@@ -131,7 +131,10 @@ def test_a_mixture_is_converted_by_the_files_that_users_have(tmp_path: Path) -> 
         (["vlm", "a", "b", "c"], "a: no such file or folder"),
         (["--config", "a.yaml", "out"], "--config and --info go together"),
         (["--config", "a.yaml", "--info", "b.yaml", "t2i", "out"], "with --config only OUT"),
-        (["--config", "a.yaml", "--info", "b.yaml", "out", "--name", "x"], "--name is not taken with --config"),
+        (
+            ["--config", "a.yaml", "--info", "b.yaml", "out", "--name", "x"],
+            "--name is not taken with --config",
+        ),
         (["--config", "a.yaml", "--info", "b.yaml", "out"], "a.yaml: cannot be read as YAML or JSON"),
         (["t2i", "a", "b", "--video-column", "c"], "--video-column is not for t2i; it has --image-column"),
         (["t2i", "a", "b", "--max-quarantine", "few"], "'few' is no limit"),

@@ -67,7 +67,9 @@ def test_c20_ids_of_the_users_own_are_kept_and_no_part_of_a_key(tmp_path: Path) 
 
 def test_c21_rows_with_2_3_1_and_12_images_round_trip_in_order(tmp_path: Path) -> None:
     counts = [2, 3, 1, 12]
-    images = [[encode_image(seed=100 * i + j) for j in range(count)] for i, count in enumerate(counts)]
+    images: list[list[bytes | None] | None] = [
+        [encode_image(seed=100 * i + j) for j in range(count)] for i, count in enumerate(counts)
+    ]
     steps = [[[f"step {j}"] for j in range(max(1, count - 1))] for count in counts]
     write_edit(tmp_path / "a.parquet", list(zip(images, steps, strict=True)), group_rows=4)
 

@@ -103,7 +103,9 @@ def test_quarantine_lines_are_json_whatever_a_row_quotes(tmp_path: Path) -> None
 
     write_quarantine(str(tmp_path), str(before), rows)
 
-    old, first, second = (json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines())
+    old, first, second = (
+        json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    )
     assert old == {"row": 0}
     assert first == {
         "file": "图.jsonl",

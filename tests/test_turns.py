@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from source_factory import talk
 from strategies import words
 
-from bagel_wds.errors import BadSample, Reason
-from bagel_wds.texts import (
+from bagel_wds.conversations import (
     NamedMedium,
     Tag,
     Turn,
@@ -26,6 +25,7 @@ from bagel_wds.texts import (
     repair_placeholders,
     replace_values,
 )
+from bagel_wds.errors import BadSample, Reason
 
 IMAGE, VIDEO = Tag.IMAGE, Tag.VIDEO
 

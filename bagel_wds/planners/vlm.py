@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bagel_wds.errors import BadSample, Reason
-from bagel_wds.planners.build import PlanBuilder, PlanTools
-from bagel_wds.records import Kind, RawSample, SamplePlan
-from bagel_wds.texts import (
+from bagel_wds.conversations import (
     MEDIA_FIELDS,
     NamedMedium,
     Tag,
@@ -19,6 +16,9 @@ from bagel_wds.texts import (
     named_media,
     read_turns,
 )
+from bagel_wds.errors import BadSample, Reason
+from bagel_wds.planners.build import PlanBuilder, PlanTools
+from bagel_wds.records import Kind, RawSample, SamplePlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

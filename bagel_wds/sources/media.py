@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagel_wds import storage
+from bagel_wds.conversations import DATA_KEYS, PATH_KEYS, Tag, is_null_like
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.schema import IMAGE_EXTENSIONS, natural
 from bagel_wds.sources.rows import Medium, SourceImage, read_source_image
-from bagel_wds.texts import DATA_KEYS, PATH_KEYS, Tag, is_null_like
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bagel_wds.conversations import NamedMedium
     from bagel_wds.sources.rows import Source
-    from bagel_wds.texts import NamedMedium
 
 MAX_IMAGE_BYTES = 1 << 30
 """A larger image file is refused."""

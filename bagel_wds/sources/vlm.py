@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import types
 
-from bagel_wds.errors import BadSample, Reason
-from bagel_wds.sources.columns import is_image, is_list_of, is_text, is_text_or_null
-from bagel_wds.sources.layout import ColumnRule, ParquetLayout, our_names
-from bagel_wds.sources.media import find_media_root, read_medium
-from bagel_wds.sources.rows import ParsedRow, Placeholders
-from bagel_wds.texts import (
+from bagel_wds.conversations import (
     MEDIA_FIELDS,
     check_answers,
     check_placeholders,
@@ -29,6 +24,11 @@ from bagel_wds.texts import (
     repair_placeholders,
     replace_values,
 )
+from bagel_wds.errors import BadSample, Reason
+from bagel_wds.sources.columns import is_image, is_list_of, is_text, is_text_or_null
+from bagel_wds.sources.layout import ColumnRule, ParquetLayout, our_names
+from bagel_wds.sources.media import find_media_root, read_medium
+from bagel_wds.sources.rows import ParsedRow, Placeholders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from bagel_wds.conversations import NamedMedium, Turn
     from bagel_wds.sources.rows import Source
-    from bagel_wds.texts import NamedMedium, Turn
 
 
 def parse_row(row: Mapping[str, Any], source: Source, media_root: Path) -> ParsedRow:
