@@ -16,6 +16,7 @@ from bagel_wds import storage
 from bagel_wds.console import clean_errors, format_size
 from bagel_wds.converters.cli import check, convert
 from bagel_wds.converters.progress import Step, progress
+from bagel_wds.converters.record import as_text
 from bagel_wds.errors import BadSample
 from bagel_wds.images import read_header
 from bagel_wds.manifest import read_manifest
@@ -76,7 +77,8 @@ def verify(
             _verify(manifest, processes or os.cpu_count() or 1, report) for manifest in find_manifests(path)
         ]
     if as_json:
-        typer.echo(orjson.dumps([asdict(dataset) for dataset in found], option=orjson.OPT_INDENT_2).decode())
+        values = [asdict(dataset) | {"manifest": as_text(dataset.manifest)} for dataset in found]
+        typer.echo(orjson.dumps(values, option=orjson.OPT_INDENT_2).decode())
     else:
         for dataset in found:
             _print_findings(dataset)

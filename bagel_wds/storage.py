@@ -67,6 +67,11 @@ def is_folder(url: str | os.PathLike[str]) -> bool:
     return local_path(url).is_dir()
 
 
+def is_file(url: str | os.PathLike[str]) -> bool:
+    """Whether there is a file of this name, and not a folder, pipe or device."""
+    return local_path(url).is_file()
+
+
 def size(url: str | os.PathLike[str]) -> int:
     """Bytes of a file."""
     return local_path(url).stat().st_size

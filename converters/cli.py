@@ -20,7 +20,7 @@ from bagel_wds.manifest import QUARANTINE_NAME
 from bagel_wds.sources import Placeholders, Source, Verify
 
 from .check import CheckSummary, Entry, check_source
-from .convert import place_of, run_conversion
+from .convert import run_conversion
 from .downscale import Encoder
 from .mixture import RowRules, convert_mixture, find_sources
 from .options import (
@@ -48,8 +48,9 @@ from .options import (
 from .planning import plan_conversion
 from .progress import progress
 from .quarantine import parse_limit
-from .record import Mode
+from .record import Mode, as_text
 from .settings import ShardSettings
+from .watcher import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -252,7 +253,9 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("interrupted; what is finished is kept: run the same command again to go on", err=True)
+        typer.echo(
+            "interrupted; what is finished is kept: run it again (without --overwrite) to go on", err=True
+        )
         raise SystemExit(130) from None
 
 
@@ -303,7 +306,7 @@ def print_summaries(
     summaries = list(summaries)
     if as_json:
         value = {"complete": True, "datasets": [_converted_json(summary) for summary in summaries]}
-        _print_json(value | ({"dataset_info": info_path} if info_path else {}))
+        _print_json(value | ({"dataset_info": as_text(info_path)} if info_path else {}))
         return
     _print_table(
         "Converted",
@@ -339,7 +342,7 @@ def _converted_json(summary: ConversionSummary) -> dict[str, Any]:
     return {
         "name": summary.name,
         "kind": summary.kind,
-        "manifest": summary.manifest,
+        "manifest": as_text(summary.manifest),
         "read": summary.counts.read,
         "written": summary.counts.written,
         "quarantined": summary.counts.quarantined,

@@ -14,12 +14,13 @@ from .engine import run_slices
 from .manifest import write_manifest, write_quarantine
 from .marks import MARKS_FOLDER, Marks, Outcome, hold_output
 from .output import clear_output, clear_partials
-from .planning import QUARANTINE_BEFORE, ConversionPlan, plan_conversion
-from .progress import Step, no_report
+from .planning import QUARANTINE_BEFORE, ConversionPlan, changed_since, plan_conversion
+from .progress import no_report
 from .record import Mode, read_record, write_record
 from .settings import ShardSettings
 from .shuffle import shuffle_rows
-from .slices import SliceReport, SliceWork, report_of
+from .slices import SliceWork, report_of
+from .watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,25 +101,34 @@ def run_conversion(
         raise ConfigError(f"processes={processes} must be at least 1")
     if plan.record is None:
         assert plan.manifest is not None  # noqa: S101 - there is nothing to do since it is complete
+        if storage.exists(storage.join(plan.out, MARKS_FOLDER)):
+            # A run was killed after its last word.
+            with hold_output(plan.out):
+                Marks(plan.out).remove()
         return replace(_summary(plan, plan.manifest), was_complete=True)
     with hold_output(plan.out):
-        if read_record(plan.out) != plan.before:
-            raise ConfigError(
-                f"{plan.out} was changed by another process meanwhile; run the same command again"
-            )
         _prepare(plan)
         shards = _convert(plan, processes, limit, report)
         return _finish(plan, shards)
 
 
+def begin_overwriting(plan: ConversionPlan) -> ConversionPlan:
+    """Clear the folder of a conversion that overwrites; gives the plan of what is then to do, which can be gone on with."""
+    with hold_output(plan.out):
+        _prepare(plan)
+    return replace(plan, mode=Mode.CONVERT, before=plan.record)
+
+
 def _prepare(plan: ConversionPlan) -> None:
     """Leave in the folder what this conversion goes on with, and nothing else of its names."""
     assert plan.record is not None  # noqa: S101 - see `run_conversion`
+    if plan.mode is not Mode.OVERWRITE and read_record(plan.out) != plan.before:
+        raise ConfigError(f"{plan.out} was changed by another process meanwhile; run the same command again")
     marks = Marks(plan.out)
     if plan.mode is Mode.OVERWRITE:
         clear_output(plan.out, plan.source.name)
     clear_partials(plan.out, plan.source.name)
-    if plan.record == plan.before:
+    if plan.record == plan.before and plan.mode is not Mode.OVERWRITE:
         return
     marks.clear()
     if plan.manifest is not None:
@@ -147,72 +157,25 @@ def _convert_slices(
 ) -> None:
     """Write the shards of each slice that is not done yet."""
     marks = Marks(out)
-    watcher = _Watcher(plan, limit, report)
+    watcher = Watcher(plan, limit, report)
     todo: list[Slice] = []
-    for part in plan.slices:
-        outcome = marks.finished(number_from + part.number)
-        if outcome is None:
-            todo.append(part)
-        else:
-            watcher.count(report_of(part.number, outcome))
-    watcher.begin()
     work = SliceWork(plan.source, out, plan.settings, number_from)
-    for result in run_slices(work, todo, processes, watcher.watch):
-        watcher.count(result)
+    try:
+        for part in plan.slices:
+            outcome = marks.finished(number_from + part.number)
+            if outcome is None:
+                todo.append(part)
+            else:
+                watcher.count(report_of(part.number, outcome))
+        watcher.begin()
+        for result in run_slices(work, todo, processes, watcher.watch):
+            watcher.count(result)
+    except QuarantineLimitError:
+        # Once what is missing has come, the rows that were left out are to be read again.
+        for part in plan.slices:
+            marks.forget_quarantined(number_from + part.number)
+        raise
     watcher.end()
-
-
-class _Watcher:
-    """Adds up what slices report, tells how far the conversion is, and stops one that leaves out too much."""
-
-    def __init__(self, plan: ConversionPlan, limit: Limit | None, report: Report) -> None:
-        self._plan = plan
-        self._limit = limit
-        self._report = report
-        self._step = Step(plan.source.name, plan.num_rows)
-        self._base = self._step
-        self._reasons: Counter[str] = Counter()
-        self._examples: dict[str, Mapping[str, Any]] = {}
-
-    def count(self, result: SliceReport) -> None:
-        """One more slice is done."""
-        self._step = self._step.after(
-            rows=result.read, num_bytes=result.num_bytes, quarantined=sum(result.reasons.values())
-        )
-        self._reasons.update(result.reasons)
-        self._examples = {**result.examples, **self._examples}
-        if self._limit is not None and self._reasons.total() > self._limit.of(self._plan.num_rows):
-            raise QuarantineLimitError(self._too_many())
-
-    def begin(self) -> None:
-        """What was done by an earlier run has been counted."""
-        self._base = self._step
-        self._report(self._step)
-
-    def watch(self, rows: int, num_bytes: int, quarantined: int) -> None:
-        """So much was done since the beginning, slices that are under way included."""
-        self._report(self._base.after(rows=rows, num_bytes=num_bytes, quarantined=quarantined))
-
-    def end(self) -> None:
-        """Every slice is done."""
-        self._report(self._step)
-
-    def _too_many(self) -> str:
-        reasons = "; ".join(
-            f"{reason} {count} (for example {place_of(self._examples[reason])}: {self._examples[reason]['detail']})"
-            for reason, count in self._reasons.most_common(3)
-        )
-        return (
-            f"dataset {self._plan.source.name!r}: {self._reasons.total()} of {self._plan.num_rows} rows were left out "
-            f"so far, of {self._step.rows} read, and --max-quarantine allows {self._limit}: {reasons}; mend the source, or "
-            "allow more and run it again: what is finished is kept"
-        )
-
-
-def place_of(entry: Mapping[str, Any]) -> str:
-    """Where a quarantined row lies, for people."""
-    group = f" row group {entry['row_group']}" if "row_group" in entry else ""
-    return f"{entry['file']}{group} row {entry['row']}"
 
 
 def _outcomes(plan: ConversionPlan) -> Iterator[Outcome]:
@@ -230,6 +193,7 @@ def _outcomes(plan: ConversionPlan) -> Iterator[Outcome]:
 
 def _finish(plan: ConversionPlan, shards: Sequence[ShardRecord]) -> ConversionSummary:
     """Check the sums, and write the sidecars."""
+    _refuse_mixed_input(plan)
     tally = _PartTally()
     keep = plan.mode is Mode.APPEND
     write_quarantine(
@@ -248,13 +212,28 @@ def _finish(plan: ConversionPlan, shards: Sequence[ShardRecord]) -> ConversionSu
     counts = _add_counts(plan, tally, written)
     record = plan.record
     assert record is not None  # noqa: S101 - see `run_conversion`
+    before = plan.manifest.shards if plan.manifest else ()
     if plan.mode is Mode.RETRY and written == 0:
-        # It added nothing, and leaves no trace but the reasons as they are now.
+        # It added nothing, and leaves no trace but the reasons as they are now. Until the record says so, it goes on.
         record = record.without_last()
+        write_manifest(plan.out, record, counts, before, shards)
         write_record(plan.out, record)
-    write_manifest(plan.out, record, counts, plan.manifest.shards if plan.manifest else (), shards)
+    else:
+        write_manifest(plan.out, record, counts, before, shards)
     Marks(plan.out).remove()
     return _summary(plan, read_manifest(storage.join(plan.out, MANIFEST_NAME)))
+
+
+def _refuse_mixed_input(plan: ConversionPlan) -> None:
+    """A source that changed while it was read may have given rows of both."""
+    assert plan.record is not None  # noqa: S101 - see `run_conversion`
+    difference = changed_since(plan.source, plan.record.parts[-1].files)
+    if difference is not None:
+        Marks(plan.out).clear()
+        raise ConfigError(
+            f"dataset {plan.source.name!r}: {difference}, while it was being converted; run it again once the source stays "
+            "as it is, with --overwrite if it shall stay changed"
+        )
 
 
 @dataclass

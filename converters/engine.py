@@ -105,12 +105,13 @@ def _named(part: object, get_result: Callable[[], Result]) -> Result:
         raise
     except BrokenProcessPool as error:
         raise ShardError(
-            f"{part}: a worker process was killed, perhaps for want of memory; run the same command again to go on, "
-            "with fewer processes"
+            f"{part}: a worker process was killed, perhaps for want of memory; what is finished is kept: run it again "
+            "(without --overwrite) to go on, with fewer processes"
         ) from error
     except Exception as error:
         raise ShardError(
-            f"{part}: {type(error).__name__}: {error}; what is finished is kept: run the same command again to go on"
+            f"{part}: {type(error).__name__}: {error}; what is finished is kept: run it again (without "
+            "--overwrite) to go on"
         ) from error
 
 

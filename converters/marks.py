@@ -101,6 +101,14 @@ class Marks:
             outcome.add(more)
         return outcome
 
+    def forget_quarantined(self, number: int) -> None:
+        """Have a slice begun anew if rows of it were left out."""
+        for outcome in (self.finished(number), self.begun(number)):
+            if outcome is not None and outcome.quarantine:
+                storage.remove(self._url(f"{number:06d}"))
+                for ordinal in range(len(outcome.shards)):
+                    storage.remove(self._url(f"{number:06d}-{ordinal:03d}"))
+
     def clear(self) -> None:
         """Remove all that is in the folder but the lock."""
         if storage.is_folder(self._folder):

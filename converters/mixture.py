@@ -14,7 +14,7 @@ from bagel_wds.errors import ConfigError
 from bagel_wds.manifest import INFO_NAME
 from bagel_wds.sources import Placeholders, Source, Verify
 
-from .convert import ConversionSummary, run_conversion
+from .convert import ConversionSummary, begin_overwriting, run_conversion
 from .output import check_name
 from .planning import ConversionPlan, plan_conversion
 from .progress import no_report
@@ -121,6 +121,9 @@ def convert_mixture(
         new_info[group][name] = {}
     if target.exists() and mode is not Mode.OVERWRITE:
         _refuse_other_info(str(target), new_info)
+    if mode is Mode.OVERWRITE:
+        # All at once, so that a run that is stopped can be gone on with, without overwriting.
+        plans = {place: begin_overwriting(plan) for place, plan in plans.items()}
     summaries = []
     for (group, name), plan in plans.items():
         summary = run_conversion(plan, processes=processes, limit=limit, report=report)

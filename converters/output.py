@@ -14,6 +14,8 @@ from .marks import Marks
 if TYPE_CHECKING:
     from bagel_wds.sources import Source
 
+MAX_NAME_BYTES = 128
+"""File systems take 255, and a shard's number, suffix and hidden form come on top."""
 _NAME = re.compile(r"\w[\w.-]*")
 _UNNAMEABLE = re.compile(r"[^\w.-]+")
 _SUFFIX = re.compile(r"\.(parquet|jsonl?|txt)(\.gz|\.zst)?$")
@@ -25,6 +27,10 @@ def check_name(name: str) -> str:
     Raises:
         ConfigError: if it holds anything but letters, digits, `_`, `-` and `.`, or begins with one of the last two.
     """
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ConfigError(
+            f"name {name[:20]}... of {len(name.encode())} bytes is too long for files; the most is {MAX_NAME_BYTES}"
+        )
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"name {name!r} cannot begin the names of shards: use letters, digits, `_`, `-` and `.`, "
@@ -47,7 +53,14 @@ def check_output(out: str, source: Source) -> None:
     """
     if storage.exists(out) and not storage.is_folder(out):
         raise ConfigError(f"{out} is a file; give a folder to write the shards to")
-    folder = storage.local_path(out).resolve()
+    try:
+        folder = storage.local_path(out).resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"{out}: a link that leads nowhere; give a folder to write the shards to"
+        ) from error
+    if storage.local_path(out).is_symlink() and not storage.exists(out):
+        raise ConfigError(f"{out}: a link that leads nowhere; give a folder to write the shards to")
     for path in (source.path,) if isinstance(source.path, str) else source.path:
         if storage.is_folder(path) and folder.is_relative_to(storage.local_path(path).resolve()):
             raise ConfigError(f"{out} lies in the source {path}; write the shards somewhere else")
@@ -77,10 +90,11 @@ def check_no_foreign_tars(out: str) -> None:
 def clear_output(out: str, name: str) -> None:
     """Remove what an earlier conversion left: all that its manifest names, and unfinished shards of this name.
 
-    The manifest goes first: without it, what is left does not pass for a dataset.
+    The manifest goes first: without it, what is left does not pass for a dataset. The record stays, so that nobody takes
+    the rest for another tool's.
     """
     manifest_url = storage.join(out, MANIFEST_NAME)
-    doomed = [QUARANTINE_NAME, RECORD_NAME]
+    doomed = [QUARANTINE_NAME]
     if storage.exists(manifest_url):
         for shard in read_manifest(manifest_url).shards:
             doomed += [shard.url, *([shard.index] if shard.index else [])]

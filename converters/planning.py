@@ -20,6 +20,8 @@ from .record import ConversionRecord, Mode, Part, as_text, read_record, settings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from bagel_wds.sources import SourceFile
+
     from .settings import ShardSettings
 
 QUARANTINE_BEFORE = f"{MARKS_FOLDER}/quarantine-before.jsonl"
@@ -80,9 +82,9 @@ def plan_conversion(source: Source, out: str, *, settings: ShardSettings, mode: 
             f"dataset {source.name!r}: num_used_data={source.max_units} must be at least 1; leave it out to take all"
         )
     check_output(out, source)
-    before = read_record(out)
     if mode is Mode.OVERWRITE:
-        return replace(_plan_first(source, out, settings), mode=mode, before=before)
+        return replace(_plan_first(source, out, settings), mode=mode)
+    before = read_record(out)
     if before is None:
         if mode is not Mode.CONVERT:
             raise ConfigError(
@@ -179,11 +181,13 @@ def _plan_retry(
     if going_on:
         _refuse_other_mode(out, before, Mode.RETRY)
     prior = before.without_last() if going_on else before
-    places = _read_places(out, going_on=going_on)
-    if not places:
+    listed = _read_places(out, going_on=going_on)
+    if not listed:
         return _nothing_to_do(source, out, settings, before)
-    files = sorted({place.file for place in places})
+    files = sorted({place.file for place in listed})
     _refuse_changed_files(source, out, prior, files)
+    found = _files_by_text(source)
+    places = [replace(place, file=found[place.file]) for place in listed]
     slices = plan_rows(source, places, slice_bytes=settings.slice_bytes, slice_rows=settings.slice_rows)
     known = prior.files
     part = Part(
@@ -252,10 +256,15 @@ def _refuse_other_files(source: Source, out: str, before: ConversionRecord) -> N
 
 def _refuse_changed_files(source: Source, out: str, before: ConversionRecord, files: Sequence[str]) -> None:
     """Files by the names that the record has for them."""
-    known, found = before.files, _files_by_text(source)
-    then = [known[text] for text in files]
-    now = [describe_file(source, found[text]) for text in files if text in found]
-    _refuse_difference(source, out, tell_apart(then, now))
+    known = before.files
+    _refuse_difference(source, out, changed_since(source, [known[text] for text in files]))
+
+
+def changed_since(source: Source, files: Sequence[SourceFile]) -> str | None:
+    """In which of some files that were read a source differs from what it was; None if in none."""
+    found = _files_by_text(source)
+    texts = [as_text(file.name) for file in files]
+    return tell_apart(files, [describe_file(source, found[text]) for text in texts if text in found])
 
 
 def _files_by_text(source: Source) -> dict[str, str]:

@@ -178,7 +178,7 @@ def as_text(name: str) -> str:
 
 def tell_apart(recorded: Sequence[SourceFile], found: Sequence[SourceFile]) -> str | None:
     """In which file an input differs from the one that was recorded; None if in none."""
-    before = {file.name: file for file in recorded}
+    before = {as_text(file.name): file for file in recorded}
     now = {as_text(file.name): file for file in found}
     for name in sorted(before.keys() | now.keys()):
         if name not in now:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bagel_wds.errors import BadSample
+from bagel_wds.errors import BadSample, ShardError
 from bagel_wds.sources import Medium, Place, RejectedRow, Slice, Source, SourceSample, read_slice
 
 from .downscale import downscale
@@ -88,9 +88,13 @@ class SliceWork:
         for shard in write_shards(iter(rows), self.out, stem, self.settings, ordinal=len(outcome.shards)):
             more = rows.take(shard.samples)
             more.shards.append(shard)
-            marks.shard_done(number, more)
             outcome.add(more)
+            if rows.goes_on:
+                # The last shard ends because the rows do, and whether that is right is seen below.
+                marks.shard_done(number, more)
         outcome.add(rows.take_rest())
+        if outcome.read != part.num_rows:
+            raise ShardError(f"{part.num_rows} rows were planned and {outcome.read} read: did a file change?")
         marks.slice_done(number, outcome)
         return report_of(number, outcome)
 
@@ -159,6 +163,11 @@ class SliceRows:
     def _reject(self, place: Place, reason: Reason, detail: str) -> None:
         self._now.quarantine.append(quarantine_entry(place, reason, detail))
         self._tell(1, 0, 1)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a sample has been read that was not taken yet."""
+        return bool(self._passed)
 
     def take(self, num_samples: int) -> Outcome:
         """What became of the rows up to and including that many more samples."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from bagel_wds.sources import Source, Verify
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from bagel_wds.converters.progress import Step
 
 EIGHT_A_SHARD = ShardSettings(shard_samples=8)
 
@@ -413,5 +416,137 @@ def test_a_failing_slice_says_that_the_rest_is_kept(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in")
     (tmp_path / "out" / "x-000001-000.tar").mkdir(parents=True)
 
-    with pytest.raises(ShardError, match="run the same command again to go on"):
+    with pytest.raises(ShardError, match=r"run it again \(without --overwrite\) to go on"):
         convert_source(source, str(tmp_path / "out"), settings=ShardSettings(shard_bytes=1))
+
+
+# Overwritten
+
+
+def test_overwriting_gives_what_a_fresh_conversion_gives_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in")
+    expected = unbroken(source, tmp_path / "unbroken", EIGHT_A_SHARD)
+    out = tmp_path / "out"
+    convert_source(source, str(out), settings=EIGHT_A_SHARD)
+
+    convert_source(source, str(out), settings=EIGHT_A_SHARD, mode=Mode.OVERWRITE)
+    assert digests(out) == expected
+
+    convert = Conversion(source, str(out), EIGHT_A_SHARD, mode=Mode.OVERWRITE)
+    for point in range(1, 100, 9):
+        kill_at(point, str(out), convert)
+        convert_source(source, str(out), settings=EIGHT_A_SHARD)
+        assert digests(out) == expected, point
+
+
+def test_a_record_that_cannot_be_read_can_be_overwritten(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "conversion.json").write_text("{")
+
+    convert_source(source, str(tmp_path / "out"), mode=Mode.OVERWRITE)
+
+    assert digests(tmp_path / "out") == unbroken(source, tmp_path / "fresh", ShardSettings())
+
+
+# A source that changes while it is read
+
+
+def test_a_source_that_is_replaced_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_jsonl(path, [{"conversations": talk("q", f"A{i:02d}")} for i in range(40)])
+    source = Source(kind="vlm", name="x", path=str(path))
+    first = path.read_bytes()
+
+    def replace_source(step: Step) -> None:
+        if step.rows == 0:
+            write_jsonl(path, [{"conversations": talk("q", f"B{i:02d}")} for i in range(40)])
+
+    with pytest.raises(ConfigError, match=r"a\.jsonl has changed: .*, while it was being converted"):
+        convert_source(source, str(tmp_path / "out"), settings=EIGHT_A_SHARD, report=replace_source)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+    # Brought back, it is read anew: nothing of the other is left.
+    path.write_bytes(first)
+    convert_source(source, str(tmp_path / "out"), settings=EIGHT_A_SHARD)
+    assert digests(tmp_path / "out") == unbroken(source, tmp_path / "fresh", EIGHT_A_SHARD)
+
+
+def test_a_source_that_is_cut_while_it_is_read_costs_nothing_once_it_is_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_jsonl(path, [{"conversations": talk("q", f"A{i:02d}")} for i in range(40)])
+    source = Source(kind="vlm", name="x", path=str(path))
+    whole = path.read_bytes()
+
+    def cut_source(step: Step) -> None:
+        if step.rows == 0:
+            path.write_bytes(whole[: len(whole) // 2])
+
+    with pytest.raises(ShardError, match=r"8 rows were planned and \d read: did a file change"):
+        convert_source(source, str(tmp_path / "out"), settings=EIGHT_A_SHARD, report=cut_source)
+    kept = inodes(tmp_path / "out")
+    path.write_bytes(whole)
+    convert_source(source, str(tmp_path / "out"), settings=EIGHT_A_SHARD)
+
+    assert len(kept) >= 2
+    assert digests(tmp_path / "out") == unbroken(source, tmp_path / "fresh", EIGHT_A_SHARD)
+
+
+# Left behind
+
+
+def test_what_a_run_left_that_was_killed_after_its_last_word_is_removed(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in")
+    out = tmp_path / "out"
+    convert_source(source, str(out), settings=EIGHT_A_SHARD)
+    expected = digests(out)
+    (out / ".conversion" / "unshuffled").mkdir(parents=True)
+    (out / ".conversion" / "unshuffled" / "x-000000-000.tar").touch()
+
+    convert_source(source, str(out), settings=EIGHT_A_SHARD)
+
+    assert digests(out) == expected
+    assert not (out / ".conversion").exists()
+
+
+def test_files_whose_names_are_no_utf8_are_converted_and_retried(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"x\xff")
+    write_rows(tmp_path / "plain", num_rows=12)
+    (tmp_path / "plain").rename(tmp_path / odd)
+    write_jsonl(tmp_path / odd / f"{odd}.jsonl", [{"image": "a.png", "conversations": talk("<image>")}, {}])
+    t2i = Source(kind="t2i", name="x", path=str(tmp_path / odd / "a.parquet"))
+    vlm = Source(kind="vlm", name="x", path=str(tmp_path / odd / f"{odd}.jsonl"))
+    write_jsonl(tmp_path / odd / "good.jsonl", [{"conversations": talk()}])
+    both = replace(vlm, path=(str(vlm.path), str(tmp_path / odd / "good.jsonl")))
+
+    assert convert_source(t2i, str(tmp_path / "t2i")).counts.written == 11
+    first = convert_source(both, str(tmp_path / odd / "vlm"))
+    (tmp_path / odd / "a.png").write_bytes(encode_image())
+    second = convert_source(both, str(tmp_path / odd / "vlm"), mode=Mode.RETRY)
+
+    assert (first.counts.written, second.counts.written) == (1, 2)
+    assert convert_source(both, str(tmp_path / odd / "vlm")).was_complete
+
+
+@pytest.mark.parametrize("link", ["itself", "nowhere"])
+def test_an_output_that_is_a_broken_link_is_refused(tmp_path: Path, link: str) -> None:
+    source = write_rows(tmp_path / "in")
+    (tmp_path / "out").symlink_to(tmp_path / ("out" if link == "itself" else "gone"))
+
+    with pytest.raises(ConfigError, match="a link that leads nowhere"):
+        convert_source(source, str(tmp_path / "out"))
+
+
+def test_a_name_too_long_for_files_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = replace(write_rows(tmp_path / "in"), name="x" * 200)
+
+    with pytest.raises(ConfigError, match="of 200 bytes is too long for files"):
+        convert_source(source, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pipe_as_a_source_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+
+    with pytest.raises(ConfigError, match="neither a file nor a folder"):
+        convert_source(Source(kind="vlm", name="x", path=str(tmp_path / "a.jsonl")), str(tmp_path / "out"))

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -655,3 +656,27 @@ def test_c28_a_small_file_that_decodes_to_gigabytes_is_read_in_bounded_memory(tm
     assert (rows, slices) == (600, 1)
     assert peak_kib < 3 << 19
     assert peak_kib < 400 << 10, "the default is meant to stay far below"
+
+
+def test_text_that_is_no_utf8_in_a_dictionary_is_a_verdict_on_its_row_alone(tmp_path: Path) -> None:
+    offsets = pa.py_buffer(struct.pack("<3i", 0, 4, 7))
+    bad = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"goodb\xffd")])
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0, 1], pa.int32()), bad, safe=False)
+    table = pa.table({"image": [encode_image()] * 4, "captions": ["a"] * 4, "note": column})
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    rows = read(source(tmp_path / "a.parquet"))
+
+    assert [isinstance(row, SourceSample) for row in rows] == [True, False, True, False]
+    rejected = [row for row in rows if isinstance(row, RejectedRow)]
+    assert {row.reason for row in rejected} == {Reason.ROW_INVALID}
+    assert all("'note'" in row.detail for row in rejected)
+
+
+def test_a_time_zone_that_nobody_knows_is_refused_before_the_first_row(tmp_path: Path) -> None:
+    when = pa.array([0], pa.timestamp("us", tz="Foo/Bar"))
+    table = pa.table({"image": [encode_image()], "captions": ["a"], "when": when})
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    with pytest.raises(ConfigError, match=r"a\.parquet: column 'when' is timestamp\[us, tz=Foo/Bar\]"):
+        plan(source(tmp_path / "a.parquet"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyarrow.types import is_timestamp
 
 from bagel_wds.errors import ConfigError
 from bagel_wds.sources.columns import json_type, plain, type_name
@@ -151,7 +152,13 @@ def _check_there(
 
 def _check_json(field: pa.Field, file: str) -> None:
     try:
-        pa.nulls(0, field.type).cast(json_type(field.type))
+        # Of a time zone nobody hears before there is a value.
+        values = (
+            pa.array([0], pa.int64()).cast(field.type)
+            if is_timestamp(field.type)
+            else pa.nulls(0, field.type)
+        )
+        values.cast(json_type(field.type))
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise ConfigError(
             f"{file}: column {field.name!r} is {field.type}, which has no form in JSON; drop the column or cast it"

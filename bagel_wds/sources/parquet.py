@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from pyarrow.types import is_dictionary
 
 from bagel_wds import storage
 from bagel_wds.errors import BadSample, ConfigError, Reason
@@ -323,14 +324,24 @@ def _column(name: str, kind: pa.DataType, rule: ColumnRule | None) -> _Column:
 
 def _cast(batch: pa.RecordBatch, columns: Sequence[_Column]) -> list[pa.Array]:
     return [
-        values.cast(column.cast) if column.cast else values
+        values if column.cast is None else _cast_column(values, column.name, column.cast)
         for column, values in zip(columns, batch.columns, strict=True)
     ]
 
 
+def _cast_column(values: pa.Array, name: str, target: pa.DataType) -> pa.Array:
+    try:
+        return values.cast(target)
+    except pa.ArrowInvalid as error:
+        if is_dictionary(values.type):
+            # Each row is then judged by itself, as those of a plain column are.
+            return values
+        raise pa.ArrowInvalid(f"column {name!r}: {error}") from error
+
+
 def _open(path: str) -> pa.NativeFile:
     """A file as Arrow reads it itself: through a Python file it takes more than twice as long."""
-    return pa.OSFile(os.fspath(storage.local_path(path)))
+    return pa.OSFile(os.fsencode(storage.local_path(path)))
 
 
 @contextmanager

@@ -113,8 +113,10 @@ def _named(place: str, kind: SampleKind) -> list[str]:
         if not files:
             raise ConfigError(f"{place}: no {_wanted(kind)} file in this folder")
         return files
-    if storage.exists(place):
+    if storage.is_file(place):
         return [place]
+    if storage.exists(place):
+        raise ConfigError(f"{place}: neither a file nor a folder")
     if not _MAGIC.search(place):
         raise ConfigError(f"{place}: no such file or folder")
     files = _matching(place, kind)
