@@ -513,7 +513,9 @@ def test_files_whose_names_are_no_utf8_are_converted_and_retried(tmp_path: Path)
     odd = os.fsdecode(b"x\xff")
     write_rows(tmp_path / "plain", num_rows=12)
     (tmp_path / "plain").rename(tmp_path / odd)
-    write_jsonl(tmp_path / odd / f"{odd}.jsonl", [{"image": "a.png", "conversations": talk("<image>")}, {}])
+    write_jsonl(
+        tmp_path / odd / f"{odd}.jsonl", [{"image": "a.png", "conversations": talk("<image>", "a")}, {}]
+    )
     t2i = Source(kind="t2i", name="x", path=str(tmp_path / odd / "a.parquet"))
     vlm = Source(kind="vlm", name="x", path=str(tmp_path / odd / f"{odd}.jsonl"))
     write_jsonl(tmp_path / odd / "good.jsonl", [{"conversations": talk()}])
