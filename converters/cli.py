@@ -118,19 +118,10 @@ def convert(
             max_side=max_side,
             encoder=encoder,
         )
-        rules = RowRules(
-            verify=verify,
-            placeholders=placeholders,
-            allow_outside=allow_outside,
-            batch_bytes=parse_size(batch_bytes),
+        rules = RowRules(verify, placeholders, allow_outside, parse_size(batch_bytes))
+        columns = _columns(
+            image_column, captions_column, instructions_column, conversations_column, video_column
         )
-        columns = {
-            "image": image_column,
-            "captions": captions_column,
-            "instructions": instructions_column,
-            "conversations": conversations_column,
-            "video": video_column,
-        }
         mode = _mode(append=append, retry=retry, overwrite=overwrite)
         count = processes or os.cpu_count() or 1
         limit = None if max_quarantine is None else parse_limit(max_quarantine)
@@ -202,19 +193,10 @@ def check(
     no more than --max-quarantine allows, and 1 otherwise.
     """
     with clean_errors(), _interruptible():
-        rules = RowRules(
-            verify=verify,
-            placeholders=placeholders,
-            allow_outside=allow_outside,
-            batch_bytes=parse_size(batch_bytes),
+        rules = RowRules(verify, placeholders, allow_outside, parse_size(batch_bytes))
+        columns = _columns(
+            image_column, captions_column, instructions_column, conversations_column, video_column
         )
-        columns = {
-            "image": image_column,
-            "captions": captions_column,
-            "instructions": instructions_column,
-            "conversations": conversations_column,
-            "video": video_column,
-        }
         limit = parse_limit("0" if max_quarantine is None else max_quarantine)
         alone = {"--media-root": media_root} | {
             f"--{what}-column": column for what, column in columns.items()
@@ -245,6 +227,23 @@ def check(
         _print_checked(summaries, listing.kept if as_json else None)
         if any(summary.quarantined > limit.of(summary.read) for summary in summaries):
             raise SystemExit(1)
+
+
+def _columns(
+    image: str | None,
+    captions: str | None,
+    instructions: str | None,
+    conversations: str | None,
+    video: str | None,
+) -> dict[str, str | None]:
+    """The columns that options name, by what they are about."""
+    return {
+        "image": image,
+        "captions": captions,
+        "instructions": instructions,
+        "conversations": conversations,
+        "video": video,
+    }
 
 
 @contextmanager

@@ -146,7 +146,7 @@ def _refuse_other_info(target: str, new_info: Mapping[str, Mapping[str, Any]]) -
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RowRules:
     """Which rows of the sources are taken; see `Source`."""
 
