@@ -243,7 +243,7 @@ def load_mapping(path: str) -> dict[str, Any]:
 
     try:
         text = storage.read_bytes(path).decode("utf-8-sig")
-        value = json.loads(text) if os.fspath(path).endswith(".json") else yaml.safe_load(text)
+        value = json.loads(text) if os.fspath(path).endswith(".json") else yaml.load(text, _strict_loader())  # noqa: S506 - a SafeLoader
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML or JSON: {error}") from error
     if not isinstance(value, dict):
@@ -251,6 +251,22 @@ def load_mapping(path: str) -> dict[str, Any]:
             f"{path}: the top level is {type(value).__name__}; a mapping of groups belongs there"
         )
     return value
+
+
+def _strict_loader() -> Any:
+    """YAML's safe loader, but that a key which comes twice is an error: the first would be gone without a word."""
+    import yaml  # noqa: PLC0415 - only where a file is read
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            merge = "tag:yaml.org,2002:merge"
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
+            for key in keys:
+                if keys.count(key) > 1:
+                    raise ConfigError(f"key {key!r} comes twice, the first time {node.start_mark}")
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def resolve_mapping(inline: Mapping[str, object] | None, path: str | None, name: str) -> dict[str, object]:

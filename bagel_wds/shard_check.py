@@ -51,7 +51,9 @@ class _ShardCheck:
             with storage.open_read(self._url) as opened:
                 self._read(_WatchedFile(opened))
         except FileNotFoundError:
-            self._log.add(What.MISSING, "the file is not there; copy it again, or convert again")
+            self._log.add(
+                What.MISSING, "the file is not there; copy it again, or convert anew with --overwrite"
+            )
         except OSError as error:
             self._log.add(What.UNREADABLE, f"{type(error).__name__}: {error}")
         return ShardFindings(

@@ -20,7 +20,7 @@ from bagel_wds import storage
 from bagel_wds.config import load_mapping
 from bagel_wds.errors import ConfigError, ShardError
 from bagel_wds.findings import Finding, FindingLog, Findings, ShardFindings, What
-from bagel_wds.manifest import INFO_NAME, MANIFEST_NAME, QUARANTINE_NAME, read_manifest
+from bagel_wds.manifest import INFO_NAME, MANIFEST_NAME, QUARANTINE_NAME, RECORD_NAME, read_manifest
 from bagel_wds.reader import walk_members
 from bagel_wds.shard_check import verify_shard
 from bagel_wds.shard_samples import group_samples
@@ -55,8 +55,18 @@ def find_manifests(path: str) -> list[str]:
         for name in (MANIFEST_NAME, INFO_NAME):
             if storage.exists(storage.join(path, name)):
                 return find_manifests(storage.join(path, name))
+        unfinished = storage.exists(storage.join(path, RECORD_NAME))
         raise ConfigError(
-            f"{path}: no {MANIFEST_NAME} and no {INFO_NAME} in this folder; give the folder of a finished conversion"
+            f"{path}: no {MANIFEST_NAME} and no {INFO_NAME} in this folder; "
+            + (
+                "its conversion was not finished, run it again"
+                if unfinished
+                else "give the folder of a finished conversion"
+            )
+        )
+    if path.endswith(".tar"):
+        raise ConfigError(
+            f"{path}: one tar; give the folder of its dataset, whose manifest tells what it should hold"
         )
     mapping = load_mapping(path)
     if "shardlist" in mapping:
@@ -190,7 +200,7 @@ def _check_quarantine(folder: str, counts: Counts) -> Iterator[Finding]:
         yield finding(f"{type(error).__name__}: {error}")
         return
     except (ValueError, TypeError, KeyError) as error:
-        yield finding(f"line {reasons.total()} is no row left out: {error!r}")
+        yield finding(f"line {reasons.total() + 1} is no row left out: {error!r}")
         return
     for reason in sorted(reasons.keys() | counts.reasons.keys()):
         listed, told = reasons[reason], counts.reasons.get(reason, 0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -128,6 +129,8 @@ def convert(
         alone = {"--name": name, "--media-root": media_root} | {
             f"--{what}-column": column for what, column in columns.items()
         }
+        if encoder is not Encoder.PNG and max_side is None:
+            raise ConfigError("--encoder is of images that --max-side scales down; give that too")
         if check_mixture_options(config, info, alone, _CONVERT_USAGE):
             if len(places) != 1:
                 raise ConfigError(f"with --config only OUT is given; {_CONVERT_USAGE}")
@@ -333,8 +336,10 @@ def print_summaries(
         typer.echo(f"dataset info: {info_path}")
         return
     for summary in summaries:
-        place = storage.local_path(summary.manifest).absolute()
-        typer.echo(f"in a dataset info: {_GROUPS[summary.kind]}: {{{summary.name}: {{shards: {place}}}}}")
+        place = str(storage.local_path(summary.manifest).absolute())
+        entry = {_GROUPS[summary.kind]: {summary.name: {"shards": place}}}
+        line = yaml.safe_dump(entry, default_flow_style=True, allow_unicode=True, width=10**6).strip()
+        typer.echo(f"in a dataset info: {line[1:-1]}")
 
 
 def _converted_json(summary: ConversionSummary) -> dict[str, Any]:

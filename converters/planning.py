@@ -28,6 +28,8 @@ QUARANTINE_BEFORE = f"{MARKS_FOLDER}/quarantine-before.jsonl"
 """While rows are added to a dataset: its quarantine as it was."""
 
 _ANOTHER = "pass --overwrite to replace what is there, or give another folder"
+_JUDGES = ("verify", "placeholders", "allow_outside")
+"""Settings that decide which rows are taken, and not what becomes of them."""
 _SLICE_NUMBER = re.compile(r"-(\d{6,})-\d{3,}\.tar$")
 
 
@@ -93,9 +95,10 @@ def plan_conversion(source: Source, out: str, *, settings: ShardSettings, mode: 
         check_no_foreign_tars(out)
         return _plan_first(source, out, settings)
     if (before.name, before.kind) != (source.name, source.kind):
+        named = f"pass --name {before.name} to go on with it, " if before.kind == source.kind else ""
         raise ConfigError(
             f"{out} holds the {before.kind} dataset {before.name!r}, not the {source.kind} dataset {source.name!r}; "
-            f"{_ANOTHER}"
+            f"{named}{_ANOTHER}"
         )
     return _PLANNERS[mode](source, out, settings, before)
 
@@ -124,6 +127,7 @@ def _plan_again(
     """The same conversion once more: it is finished, or goes on."""
     _refuse_other_settings(source, out, settings, before.parts[0])
     if is_finished(out, before):
+        _refuse_lost_shards(out)
         _refuse_other_files(source, out, before)
         return _nothing_to_do(source, out, settings, before)
     if len(before.parts) > 1:
@@ -167,6 +171,7 @@ def _plan_append(
         read_manifest(storage.join(out, MANIFEST_NAME)),
         cut.notes,
     )
+    _refuse_doubled_files(out, prior, cut.files)
     part = Part(Mode.APPEND, cut.files, len(cut.slices), plan.num_rows, settings_of(source, settings))
     if going_on:
         _refuse_changed_input(source, out, before.parts[-1], part)
@@ -229,9 +234,10 @@ def _refuse_other_settings(source: Source, out: str, settings: ShardSettings, pa
     now, then = settings_of(source, settings), part.settings
     for name in now | dict(then):
         if now.get(name) != then.get(name):
+            anew = ", pass --retry to judge the rows anew that were left out" if name in _JUDGES else ""
             raise ConfigError(
                 f"{out} was begun with {name}={then.get(name)!r}, this is {name}={now.get(name)!r}: shards of both "
-                f"would be mixed; set it as it was, {_ANOTHER}"
+                f"would be mixed; set it as it was{anew}, {_ANOTHER}"
             )
 
 
@@ -252,6 +258,28 @@ def _refuse_other_files(source: Source, out: str, before: ConversionRecord) -> N
             f"pass --append to add them, or {_ANOTHER}"
         )
     _refuse_changed_files(source, out, before, list(before.files))
+
+
+def _refuse_doubled_files(out: str, prior: ConversionRecord, files: Sequence[SourceFile]) -> None:
+    """A file that the dataset has under another name: the source is seen from another folder now."""
+    held = {(file.bytes, file.digest): file.name for file in prior.files.values()}
+    for file in files:
+        if name := held.get((file.bytes, file.digest)):
+            raise ConfigError(
+                f"{out} holds {file.name} already, as {name}: names are relative to the folder that all places have in "
+                "common, and that is another one now; give the same place as before, or the new files alone"
+            )
+
+
+def _refuse_lost_shards(out: str) -> None:
+    """A dataset that is complete has all its shards."""
+    for shard in read_manifest(storage.join(out, MANIFEST_NAME)).shards:
+        url = storage.join(out, shard.url)
+        if not storage.exists(url) or storage.size(url) != shard.bytes:
+            raise ConfigError(
+                f"{out} is complete, but for {shard.url}, which is not there in the size of {shard.bytes} bytes; copy it "
+                "back, or pass --overwrite to convert anew"
+            )
 
 
 def _refuse_changed_files(source: Source, out: str, before: ConversionRecord, files: Sequence[str]) -> None:

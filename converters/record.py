@@ -186,5 +186,5 @@ def tell_apart(recorded: Sequence[SourceFile], found: Sequence[SourceFile]) -> s
         if name not in before:
             return f"{name} was not there when it began"
         if (before[name].bytes, before[name].digest) != (now[name].bytes, now[name].digest):
-            return f"{name} has changed: {before[name].bytes} bytes then, {now[name].bytes} now"
+            return f"{name} has changed, or is another file: {before[name].bytes} bytes then, {now[name].bytes} now"
     return None

@@ -77,7 +77,7 @@ class Watcher:
         return (
             f"dataset {self._plan.source.name!r}: {self._left_out} of {self._num_rows} rows were left out so far, and "
             f"--max-quarantine allows {self._limit}: {reasons}; add what is missing, or allow more and run it again: what is "
-            "finished without such rows is kept"
+            "finished without such rows is kept, and `bagel-wds check` lists each such row"
         )
 
 

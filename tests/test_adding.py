@@ -391,3 +391,33 @@ def test_a_retry_that_gains_nothing_leaves_no_trace(tmp_path: Path) -> None:
 
     assert again.counts.quarantined == 1
     assert contents(out) == before
+
+
+def test_a_file_that_is_held_under_another_name_is_not_appended(tmp_path: Path) -> None:
+    write_file(tmp_path / "in" / "2024", "part-0.parquet", 0)
+    old = Source(kind="t2i", name="x", path=str(tmp_path / "in" / "2024"))
+    out = tmp_path / "out"
+    convert_source(old, str(out), settings=SETTINGS)
+    before = contents(out)
+    write_file(tmp_path / "in" / "2025", "part-0.parquet", 100)
+
+    both = replace(old, path=(str(tmp_path / "in" / "2024"), str(tmp_path / "in" / "2025")))
+    with pytest.raises(ConfigError, match=r"holds 2024/part-0\.parquet already, as part-0\.parquet"):
+        convert_source(both, str(out), settings=SETTINGS, mode=Mode.APPEND)
+    with pytest.raises(ConfigError, match=r"part-0\.parquet has changed, or is another file"):
+        other = replace(old, path=str(tmp_path / "in" / "2025"))
+        convert_source(other, str(out), settings=SETTINGS, mode=Mode.APPEND)
+
+    assert contents(out) == before
+
+
+def test_a_complete_dataset_that_lost_a_shard_is_not_called_complete(tmp_path: Path) -> None:
+    write_file(tmp_path / "in", "a.parquet", 0)
+    source = Source(kind="t2i", name="x", path=str(tmp_path / "in"))
+    out = tmp_path / "out"
+    convert_source(source, str(out), settings=SETTINGS)
+    lost = sorted(out.glob("*.tar"))[1]
+    lost.unlink()
+
+    with pytest.raises(ConfigError, match=rf"but for {lost.name}, .* copy it back, or pass --overwrite"):
+        convert_source(source, str(out), settings=SETTINGS)

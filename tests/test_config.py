@@ -472,3 +472,17 @@ def test_each_recipe_has_the_transforms_of_its_views() -> None:
         "unified_edit": [Kind.VAE_IMAGE, Kind.VIT_IMAGE],
         "vlm_sft": [Kind.VIT_IMAGE],
     }
+
+
+def test_a_key_that_comes_twice_is_an_error(tmp_path: Path) -> None:
+    # YAML would keep the last without a word.
+    (tmp_path / "info.yaml").write_text("vlm_sft: {a: {shards: x}}\nvlm_sft: {b: {shards: y}}\n")
+
+    with pytest.raises(ConfigError, match="key 'vlm_sft' comes twice"):
+        load_mapping(str(tmp_path / "info.yaml"))
+
+
+def test_merge_keys_of_yaml_still_work(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base: &base {x: 1, y: 2}\nmine: {<<: *base, y: 3}\n")
+
+    assert load_mapping(str(tmp_path / "a.yaml"))["mine"] == {"x": 1, "y": 3}

@@ -242,7 +242,7 @@ def test_null_bytes_with_a_path_are_a_file_under_the_media_root(tmp_path: Path) 
 
     assert data_of(sample) == IMAGES[:2]
     assert rejected.reason is Reason.IMAGE_MISSING
-    for part in ("image 1", "null", "sub/b.png", "media root"):
+    for part in ("image 1", "null", "sub/b.png", "--media-root"):
         assert part in rejected.detail
     elsewhere = replace(without, media_root=str(tmp_path / "data"))
     assert only_rejection(elsewhere).reason is Reason.IMAGE_MISSING

@@ -548,9 +548,9 @@ def test_the_sums_that_do_not_add_up_are_told(out: Path) -> None:
     [
         (['{"reason": "image_missing"}', '{"reason": "row_invalid"}'], "1 rows left out for image_missing"),
         (['{"reason": "video"}'] * 3, "0 rows left out for image_missing, the manifest says 2"),
-        (['{"reason": "image_missing"}', "{"], "line 1 is no row left out: JSONDecodeError"),
-        (["[]"], "line 0 is no row left out: TypeError"),
-        (["{}"], "line 0 is no row left out: KeyError"),
+        (['{"reason": "image_missing"}', "{"], "line 2 is no row left out: JSONDecodeError"),
+        (["[]"], "line 1 is no row left out: TypeError"),
+        (["{}"], "line 1 is no row left out: KeyError"),
         (None, "FileNotFoundError"),
     ],
     ids=["a row less", "other reasons", "broken", "a list", "no reason", "gone"],

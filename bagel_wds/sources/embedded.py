@@ -32,6 +32,6 @@ def read_embedded_image(value: Any, name: str, source: Source) -> SourceImage:
     if source.media_root is None:
         raise BadSample(
             Reason.IMAGE_MISSING,
-            f"{name}: its bytes are null, and it names {path}; give the folder of the files as media root to read them",
+            f"{name}: its bytes are null, and it names {path}; give the folder of the files as --media-root to read them",
         )
     return read_image(path, source, find_media_root(source))

@@ -146,8 +146,24 @@ def _check_there(
         if not set(either) & set(by_name):
             raise ConfigError(
                 f"{file}: no column {' or '.join(map(repr, either))}{_nearest(either[0], names)} "
-                "(a column of another name can be given)"
+                f"{_options(either)}"
             )
+
+
+_OPTIONS = {
+    "image": "--image-column",
+    "image_list": "--image-column",
+    "captions": "--captions-column",
+    "instruction_list": "--instructions-column",
+    "conversations": "--conversations-column",
+}
+"""What a person gives where a source calls a column otherwise."""
+
+
+def _options(either: Sequence[str]) -> str:
+    return "".join(
+        f" (if it is called otherwise, give {_OPTIONS[name]})" for name in either if name in _OPTIONS
+    )
 
 
 def _check_json(field: pa.Field, file: str) -> None:

@@ -236,7 +236,8 @@ def _hint(path: str, source: Source, root: Path) -> str:
     if other := _in_other_case(path, root):
         return f"; there is {other}"
     # Which folder that is stays unsaid: a quarantine holds no path of the machine that it was written on.
-    return " under the source's own folder; is --media-root right?" if source.media_root is None else ""
+    where = "the source's own folder" if source.media_root is None else "the media root"
+    return f" under {where}; is --media-root right?"
 
 
 def _in_other_case(path: str, root: Path) -> str | None:
