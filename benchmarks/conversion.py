@@ -4,9 +4,9 @@ Makes t2i and edit parquet of photo-like JPEGs, and converts it with 1 and 2 pro
 with them, over the same rows: a plain loop of pyarrow and webdataset's ShardWriter, and `cp` of the same files. Prints
 one Markdown table: megabytes of media a second, and the ratios to the loop and to `cp`.
 
-Each contestant is a fresh interpreter. Ours is timed from outside, with its start, its imports and its flush to the
-disk; the loop by itself, after its imports (webdataset's load torch); neither it nor `cp` flushes anything. All sources
-are in the page cache.
+Each contestant is a fresh interpreter, and times itself after its imports (webdataset's load torch); ours with the start
+of its worker processes, and with its flush to the disk, which neither the loop nor `cp` does. All sources are in the page
+cache.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def _images(row: dict[str, Any]) -> list[bytes]:
 
 
 def convert(folder: str, out: str, verify: str, processes: int) -> None:
-    """Ours, in a process of its own; prints how many rows were written."""
+    """Ours, in a process of its own; prints how many rows were written, and its time."""
+    start = time.perf_counter()
     settings = ShardSettings(shard_bytes=SHARD_BYTES)
     written = 0
     for kind in KINDS:
@@ -132,7 +133,7 @@ def convert(folder: str, out: str, verify: str, processes: int) -> None:
         written += convert_source(
             source, f"{out}/{kind}", settings=settings, processes=processes
         ).counts.written
-    print(written)
+    print(written, time.perf_counter() - start)
 
 
 def convert_plainly(folder: str, out: str) -> None:
@@ -163,20 +164,21 @@ def _plain_sample(row: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def time_convert(corpus: Corpus, out: Path, verify: str, processes: int) -> float:
-    """Seconds of a conversion, from the start of its interpreter to its end."""
+    """Seconds of a conversion, after its imports."""
     code = "import sys; from benchmarks.conversion import convert; convert(*sys.argv[1:4], int(sys.argv[4]))"
-    start = time.perf_counter()
-    printed = _run([sys.executable, "-c", code, str(corpus.folder), str(out), verify, str(processes)])
-    seconds = time.perf_counter() - start
-    _check_rows(corpus, printed)
-    return seconds
+    return _timed_by_itself(corpus, [code, str(corpus.folder), str(out), verify, str(processes)])
 
 
 def time_loop(corpus: Corpus, out: Path) -> float:
     """Seconds of the plain loop, after its imports."""
     code = "import sys; from benchmarks.conversion import convert_plainly; convert_plainly(*sys.argv[1:])"
-    printed, seconds = _run([sys.executable, "-c", code, str(corpus.folder), str(out)]).split()
-    _check_rows(corpus, printed)
+    return _timed_by_itself(corpus, [code, str(corpus.folder), str(out)])
+
+
+def _timed_by_itself(corpus: Corpus, arguments: list[str]) -> float:
+    written, seconds = _run([sys.executable, "-c", *arguments]).split()
+    if int(written) != corpus.num_rows:
+        raise RuntimeError(f"{written} of {corpus.num_rows} rows were written")
     return float(seconds)
 
 
@@ -189,11 +191,6 @@ def time_copy(corpus: Corpus, out: Path) -> float:
 
 def _run(command: list[str]) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603 - our own
-
-
-def _check_rows(corpus: Corpus, printed: str) -> None:
-    if int(printed) != corpus.num_rows:
-        raise RuntimeError(f"{printed.strip()} of {corpus.num_rows} rows were written")
 
 
 LOOP, COPY = "pyarrow loop + ShardWriter", "cp"

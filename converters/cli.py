@@ -97,7 +97,7 @@ def convert(
     ] = None,
     encoder: Annotated[Encoder, typer.Option(help="Of images that are scaled down.")] = Encoder.PNG,
     max_quarantine: MaxQuarantine = None,
-    batch_bytes: BatchBytes = "4MiB",
+    batch_bytes: BatchBytes = "2MiB",
     processes: Processes = None,
     append: Annotated[bool, typer.Option("--append", help="Add the source's new files to OUT.")] = False,
     retry: Annotated[
@@ -186,7 +186,7 @@ def check(
     rows: Annotated[
         int, typer.Option(min=0, help="Print so many of the rows that would be left out; 0 prints all.")
     ] = 100,
-    batch_bytes: BatchBytes = "4MiB",
+    batch_bytes: BatchBytes = "2MiB",
     processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:

@@ -70,7 +70,7 @@ class Source:
     allow_outside: bool = False
     placeholders: Placeholders = Placeholders.STRICT
     verify: Verify = Verify.FULL
-    batch_bytes: int = 4 << 20
+    batch_bytes: int = 2 << 20
     max_units: int | None = None
     shuffle_lines: bool = False
     shuffle_seed: int = 0
