@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bagel_wds.layout import KEY_ORDER
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from bagel_wds.pixels import PackedPixels
     from bagel_wds.state import StreamState
 
 
@@ -32,6 +35,9 @@ class SimpleCustomBatch:
     """A packed batch whose keys are attributes.
 
     Keys that a batch lacks (images, timesteps, labels where there are none) are missing attributes too.
+
+    With `transport="uint8"` the pixels are levels until `to` or `cuda` makes `padded_images` and `packed_vit_tokens` of
+    them, on the device; asked for before, they and `to_dict` raise.
 
     Args:
         batch: a list with the one dict that the dataset gave.
@@ -66,20 +72,36 @@ class SimpleCustomBatch:
     ce_loss_weights: torch.Tensor
 
     def __init__(self, batch: Sequence[dict[str, Any]]) -> None:
-        data = batch[0]
+        data = dict(batch[0])
+        self._pixels: PackedPixels | None = data.pop("pixels", None)
         self._keys = tuple(data)
-        self.state: StreamState | None = getattr(data, "state", None)
-        self.is_padding: bool = getattr(data, "is_padding", False)
+        self.state: StreamState | None = getattr(batch[0], "state", None)
+        self.is_padding: bool = getattr(batch[0], "is_padding", False)
         self.use_flex = "nested_attention_masks" not in data
         for key, value in data.items():
             setattr(self, key, value)
 
+    def __getattr__(self, name: str) -> Any:
+        # Not an AttributeError: `hasattr` would take a batch whose pixels are on their way for one without any.
+        if name in _PIXEL_KEYS and self.__dict__.get("_pixels") is not None:
+            raise RuntimeError(_UNFINISHED.format(what=name))
+        raise AttributeError(f"this batch has no {name!r}")
+
     def to_dict(self) -> dict[str, Any]:
-        """The batch as the dict that the dataset gave, tensors where they are now."""
+        """The batch as the dict that the dataset gave, tensors where they are now.
+
+        Raises:
+            RuntimeError: with `transport="uint8"`, before `to` or `cuda`.
+        """
+        if self._pixels is not None:
+            raise RuntimeError(_UNFINISHED.format(what="to_dict()"))
         return {key: getattr(self, key) for key in self._keys}
 
     def _map_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SimpleCustomBatch:
-        for key, value in self.to_dict().items():
+        if self._pixels is not None:
+            self._pixels = self._pixels.map_tensors(move)
+        for key in self._keys:
+            value = getattr(self, key)
             if isinstance(value, torch.Tensor):
                 setattr(self, key, move(value))
             elif isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
@@ -91,12 +113,29 @@ class SimpleCustomBatch:
         return self._map_tensors(torch.Tensor.pin_memory) if torch.cuda.is_available() else self
 
     def cuda(self, device: int | str | torch.device | None = None) -> SimpleCustomBatch:
-        """Move every tensor to a GPU, in place, without waiting for pinned ones."""
-        return self._map_tensors(lambda tensor: tensor.cuda(device, non_blocking=True))
+        """Move every tensor to a GPU, in place, without waiting for pinned ones; levels become floats there."""
+        self._map_tensors(lambda tensor: tensor.cuda(device, non_blocking=True))
+        return self._finish()
 
     def to(self, device: int | str | torch.device) -> SimpleCustomBatch:
-        """Move every tensor to a device, in place."""
-        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        """Move every tensor to a device, in place; levels become floats there."""
+        self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._finish()
+
+    def _finish(self) -> SimpleCustomBatch:
+        if self._pixels is not None:
+            finished = self._pixels.finish()
+            vars(self).update(finished)
+            keys = {*self._keys, *finished}
+            self._keys = tuple(key for key in KEY_ORDER if key in keys)
+            self._pixels = None
+        return self
+
+
+_PIXEL_KEYS = ("padded_images", "packed_vit_tokens")
+_UNFINISHED = (
+    '{what}: the pixels of this batch are still uint8 (transport="uint8"); call batch.to(device) first'
+)
 
 
 def collate_wrapper() -> Callable[[Sequence[dict[str, Any]]], SimpleCustomBatch]:

@@ -6,22 +6,24 @@ group, what its shuffle holds, what the packer holds back, and how many draws of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bagel_wds.errors import ConfigError
 from bagel_wds.records import Cursor, SamplePlan, SampleRef
-from bagel_wds.shuffle import ShuffleBuffer
+from bagel_wds.shuffle import Memory, ShuffleBuffer
 from bagel_wds.state import GroupState, StreamState, pack_refs, unpack_refs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from bagel_wds.mixture import Mixture
-    from bagel_wds.packer import GreedyPacker
+    from bagel_wds.packer import Packer
+    from bagel_wds.records import Picture
     from bagel_wds.state import Refs
 
     Replan = Callable[[str, Sequence[SampleRef]], Sequence[SamplePlan]]
+    FetchMedia = Callable[[str, Sequence[SampleRef]], Sequence[tuple[tuple[Picture, ...], ...]]]
 
 
 @dataclass
@@ -45,23 +47,31 @@ class StreamBook:
         start: the state that the stream went on from.
         groups: where each group is.
         replan: plans of samples of a group by their references.
+        fetch_media: their encoded pictures.
+        memory: of the worker.
         batches: how many batches the stream has given.
     """
 
     start: StreamState
     groups: Mapping[str, GroupBook]
     replan: Replan
+    fetch_media: FetchMedia
+    memory: Memory = field(default_factory=Memory)
     batches: int = 0
 
     def __post_init__(self) -> None:
         self.batches = self.start.batches
 
-    def restore(self, packer: GreedyPacker, mixture: Mixture) -> None:
+    def restore(self, packer: Packer, mixture: Mixture) -> None:
         """Give packer and mixture what they had."""
         packer.held.extend(self._plans(*self.start.held))
-        packer.buffer.extend(self._plans(*self.start.buffer))
+        packer.go_on_with(self._plans(*self.start.buffer))
         packer.overdue = self.start.overdue and bool(packer.held)
-        packer.deferred = self.start.deferred
+        packer.deferred, packer.packs, packer.tokens = (
+            self.start.deferred,
+            self.start.packs,
+            self.start.tokens,
+        )
         mixture.picks = self.start.picks
         for name, group in self.start.groups.items():
             if group.ended:
@@ -76,7 +86,30 @@ class StreamBook:
         # A sample may be gone that planned well before: the budget, or the recipe, was changed on purpose.
         return [plan for name in groups if (plan := next(plans[name], None)) is not None]
 
-    def snapshot(self, packer: GreedyPacker, mixture: Mixture) -> StreamState:
+    def put_away(self, plan: SamplePlan) -> SamplePlan:
+        """A plan as it waits in a look-ahead: without its pictures, if there is no memory for them."""
+        if not plan.media or plan.ref is None or self.memory.take(plan.ref.length):
+            return plan
+        return replace(plan, media=())
+
+    def taken_out(self, plan: SamplePlan) -> None:
+        """Told that a plan, as `put_away` gave it, waits no longer."""
+        if plan.media and plan.ref is not None:
+            self.memory.give_back(plan.ref.length)
+
+    def whole(self, plans: Sequence[SamplePlan]) -> tuple[SamplePlan, ...]:
+        """The plans with their pictures; those that were put away without are fetched, of each group together."""
+        bare: dict[str, list[SampleRef]] = {}
+        for plan in plans:
+            if plan.views and not plan.media:
+                bare.setdefault(plan.group, []).append(_ref_of(plan.ref))
+        media = {group: iter(self.fetch_media(group, refs)) for group, refs in bare.items()}
+        return tuple(
+            replace(plan, media=next(media[plan.group])) if plan.views and not plan.media else plan
+            for plan in plans
+        )
+
+    def snapshot(self, packer: Packer, mixture: Mixture) -> StreamState:
         """The state after the pack that was just closed.
 
         Raises:
@@ -95,9 +128,11 @@ class StreamBook:
             },
             picks=mixture.picks,
             held=_waiting(packer.held),
-            buffer=_waiting(packer.buffer),
+            buffer=_waiting(packer.waiting),
             overdue=packer.overdue,
             deferred=packer.deferred,
+            packs=packer.packs,
+            tokens=packer.tokens,
         )
 
 

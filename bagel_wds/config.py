@@ -40,6 +40,35 @@ class Fidelity(StrEnum):
     """Upstream's, bit for bit, with its mistakes; see docs/divergence.md."""
 
 
+class Pixels(StrEnum):
+    """How pictures are decoded and resized."""
+
+    FAST = "fast"
+    """JPEG by simplejpeg, resize by torch's kernel of 8 bits: within 3 levels of "exact" on under 1 % of values."""
+    EXACT = "exact"
+    """Pillow alone: upstream's pixels, bit for bit."""
+    DRAFT = "draft"
+    """Like "fast", but a JPEG of at least twice the size that is wanted is decoded at 1/2, 1/4 or 1/8 of its own."""
+
+
+class Transport(StrEnum):
+    """What the pixels of a batch are on their way to the device."""
+
+    FLOAT32 = "float32"
+    """Normalized floats, as upstream has them. The default."""
+    UINT8 = "uint8"
+    """Levels, a quarter of the bytes; `SimpleCustomBatch.to` makes the same floats of them on the device."""
+
+
+class Packing(StrEnum):
+    """Which samples go together in a pack."""
+
+    GREEDY = "greedy"
+    """In the order in which they come, upstream's rule: a pack is full once it has `expected_num_tokens`. The default."""
+    BEST_FIT = "best_fit"
+    """The longest of `look_ahead` samples that fits, until none does: packs are filled up to `max_num_tokens`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TransformConfig:
     """`image_transform_args` of a group: how its pictures are resized and normalized.
@@ -312,6 +341,16 @@ class BagelDatasetConfig:
             of ranks times workers ever wanted.
         shuffle_samples, shuffle_bytes: bounds of the shuffle buffer of a group in a stream.
         allow_control_tokens: let `<|im_end|>` and the like in the data become control tokens, as upstream does.
+        packing: "greedy" or "best_fit".
+        look_ahead, look_ahead_bytes: bounds of the planned samples that "best_fit" chooses from, in a stream; one
+            sample is always there, and the last to come in may be over the second.
+        read_ahead_bytes: how far a local shard is read ahead of the sample that is wanted, in each group of a stream;
+            0 reads nothing ahead.
+        memory_bytes: of encoded samples that wait, in one worker; those above it are forgotten and read again when
+            their turn comes. It changes no batch.
+        pixels: "fast", "exact" or "draft"; None is fast, and exact under `fidelity="upstream"`.
+        transport: "float32", or "uint8", whose batches become whole by `batch.to(device)`.
+        decode_threads: threads of a worker that decode and resize the pictures of a pack. They change no batch.
     """
 
     grouped_datasets: Mapping[str, object] | None = None
@@ -338,10 +377,28 @@ class BagelDatasetConfig:
     shuffle_samples: int = 1000
     shuffle_bytes: int = 64 << 20
     allow_control_tokens: bool = False
+    packing: str = "greedy"
+    look_ahead: int = 256
+    look_ahead_bytes: int = 64 << 20
+    read_ahead_bytes: int = 8 << 20
+    memory_bytes: int = 512 << 20
+    pixels: str | None = None
+    transport: str = "float32"
+    decode_threads: int = 1
 
     def __post_init__(self) -> None:
         if self.fidelity not in list(Fidelity):
             raise ConfigError(f"fidelity={self.fidelity!r} is neither 'corrected' nor 'upstream'")
+        if self.packing not in list(Packing):
+            raise ConfigError(
+                f"packing={self.packing!r} is none of {', '.join(map(repr, map(str, Packing)))}"
+            )
+        if self.packing != Packing.GREEDY and self.fidelity == Fidelity.UPSTREAM:
+            raise ConfigError(
+                f'packing={self.packing!r}: fidelity="upstream" packs as upstream does; leave packing out, or take the '
+                "default fidelity"
+            )
+        self._check_pixels()
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not _is_integer(value) or value < least:
@@ -358,6 +415,25 @@ class BagelDatasetConfig:
                 f"expected_num_tokens={self.expected_num_tokens} is above max_num_tokens={self.max_num_tokens}: "
                 "a pack would never be full; lower the first or raise the second"
             )
+
+    def _check_pixels(self) -> None:
+        if self.pixels is not None and self.pixels not in list(Pixels):
+            raise ConfigError(f"pixels={self.pixels!r} is none of {', '.join(map(repr, map(str, Pixels)))}")
+        if self.pixels not in (None, Pixels.EXACT) and self.fidelity == Fidelity.UPSTREAM:
+            raise ConfigError(
+                f'pixels={self.pixels!r}: fidelity="upstream" has upstream\'s pixels; leave pixels out, or take the '
+                "default fidelity"
+            )
+        if self.transport not in list(Transport):
+            raise ConfigError(
+                f"transport={self.transport!r} is none of {', '.join(map(repr, map(str, Transport)))}"
+            )
+
+    @property
+    def pixel_path(self) -> Pixels:
+        """How pictures become pixels, with the default filled in."""
+        default = Pixels.EXACT if self.fidelity == Fidelity.UPSTREAM else Pixels.FAST
+        return Pixels(self.pixels or default)
 
     @staticmethod
     def _resolve_mapping(
@@ -422,6 +498,11 @@ _LEAST = {
     "max_num_patch_per_side": 1,
     "shuffle_samples": 1,
     "shuffle_bytes": 0,
+    "look_ahead": 1,
+    "look_ahead_bytes": 0,
+    "read_ahead_bytes": 0,
+    "memory_bytes": 0,
+    "decode_threads": 1,
 }
 """Counts among the settings, and the least that each may be."""
 

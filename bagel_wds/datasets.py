@@ -174,6 +174,13 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         vars(other).update(_run=run, _latest={}, _state=LoaderState(fingerprint(run), run.num_streams))
         return other
 
+    def with_transport(self, transport: str) -> PackedDataset:
+        """The same dataset, of whose batches the pixels travel so; see the setting `transport`."""
+        other = copy.copy(self)
+        config = replace(self._run.config, transport=transport)
+        vars(other).update(_run=replace(self._run, config=config), _latest={})
+        return other
+
     def state_dict(self) -> dict[str, Any]:
         """Where this process is in the streams that it hosts, as plain JSON values.
 

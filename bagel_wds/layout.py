@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from bagel_wds.attention import prepare_attention_mask_per_sample
@@ -22,7 +23,9 @@ from bagel_wds.positions import (
 from bagel_wds.records import Kind, SamplePlan, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
+
+    Chunk = np.ndarray[Any, np.dtype[Any]]
 
 KEY_ORDER = (
     "sequence_length",
@@ -83,31 +86,33 @@ class LayoutRules:
 
 @dataclass
 class _Arrays:
-    """The lists that the writers below fill, in the order of the sequence."""
+    """What the writers below fill, in the order of the sequence: numbers one by one, or arrays of them.
 
+    A pack has tens of thousands of tokens and some hundred segments, so an array is made a segment, not a list of tokens.
+
+    Attributes:
+        end: where the next token goes.
+    """
+
+    end: int = 0
     text_ids: list[int] = field(default_factory=list)
-    text_index: list[int] = field(default_factory=list)
-    position_ids: list[int] = field(default_factory=list)
+    text_index: list[Chunk] = field(default_factory=list)
+    position_ids: list[Chunk] = field(default_factory=list)
     label_ids: list[int] = field(default_factory=list)
-    ce_index: list[int] = field(default_factory=list)
-    ce_weights: list[float] = field(default_factory=list)
-    vit_index: list[int] = field(default_factory=list)
+    ce_index: list[Chunk] = field(default_factory=list)
+    ce_weights: list[Chunk] = field(default_factory=list)
+    vit_index: list[Chunk] = field(default_factory=list)
     vit_positions: list[torch.Tensor] = field(default_factory=list)
     vit_lens: list[int] = field(default_factory=list)
-    vae_index: list[int] = field(default_factory=list)
+    vae_index: list[Chunk] = field(default_factory=list)
     vae_positions: list[torch.Tensor] = field(default_factory=list)
     vae_shapes: list[tuple[int, int]] = field(default_factory=list)
-    timesteps: list[float] = field(default_factory=list)
-    mse_index: list[int] = field(default_factory=list)
+    timesteps: list[Chunk] = field(default_factory=list)
+    mse_index: list[Chunk] = field(default_factory=list)
     sample_lens: list[int] = field(default_factory=list)
     split_lens: list[int] = field(default_factory=list)
     attn_modes: list[str] = field(default_factory=list)
     masks: list[torch.Tensor] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        """Where the next token goes."""
-        return len(self.position_ids)
 
 
 def lay_out(plans: Sequence[SamplePlan], rules: LayoutRules) -> dict[str, Any]:
@@ -132,8 +137,8 @@ def lay_out(plans: Sequence[SamplePlan], rules: LayoutRules) -> dict[str, Any]:
         "sequence_length": length,
         "sample_lens": arrays.sample_lens,
         "packed_text_ids": _ids(arrays.text_ids, rules),
-        "packed_text_indexes": _ids(arrays.text_index, rules),
-        "packed_position_ids": _ids(arrays.position_ids, rules),
+        "packed_text_indexes": _joined(arrays.text_index, rules),
+        "packed_position_ids": _joined(arrays.position_ids, rules),
     }
     if rules.use_flex:
         padding = rules.max_num_tokens - length
@@ -145,17 +150,17 @@ def lay_out(plans: Sequence[SamplePlan], rules: LayoutRules) -> dict[str, Any]:
     if arrays.vae_shapes:
         batch["patchified_vae_latent_shapes"] = arrays.vae_shapes
         batch["packed_latent_position_ids"] = torch.cat(arrays.vae_positions)
-        batch["packed_vae_token_indexes"] = _ids(arrays.vae_index, rules)
-        batch["packed_timesteps"] = torch.tensor(arrays.timesteps)
-        batch["mse_loss_indexes"] = _ids(arrays.mse_index, rules)
+        batch["packed_vae_token_indexes"] = _joined(arrays.vae_index, rules)
+        batch["packed_timesteps"] = torch.from_numpy(np.concatenate(arrays.timesteps))
+        batch["mse_loss_indexes"] = _joined(arrays.mse_index, rules)
     if arrays.vit_lens:
         batch["packed_vit_position_ids"] = torch.cat(arrays.vit_positions)
-        batch["packed_vit_token_indexes"] = _ids(arrays.vit_index, rules)
+        batch["packed_vit_token_indexes"] = _joined(arrays.vit_index, rules)
         batch["vit_token_seqlens"] = _ids(arrays.vit_lens, rules)
     if arrays.label_ids:
         batch["packed_label_ids"] = _ids(arrays.label_ids, rules)
-        batch["ce_loss_indexes"] = _ids(arrays.ce_index, rules)
-        batch["ce_loss_weights"] = torch.tensor(arrays.ce_weights)
+        batch["ce_loss_indexes"] = _joined(arrays.ce_index, rules)
+        batch["ce_loss_weights"] = torch.from_numpy(np.concatenate(arrays.ce_weights))
     return batch
 
 
@@ -202,12 +207,13 @@ def _write_text(segment: Segment, rope: int, rules: LayoutRules, arrays: _Arrays
     ids, start = segment.token_ids, arrays.end
     if segment.loss:
         count = len(ids) + 1
-        arrays.ce_index += range(start, start + count)
-        arrays.ce_weights += [len2weight(count)] * count
+        arrays.ce_index.append(np.arange(start, start + count))
+        arrays.ce_weights.append(np.full(count, len2weight(count), np.float32))
         arrays.label_ids += [*ids, rules.eos_token_id]
     arrays.text_ids += [rules.bos_token_id, *ids, rules.eos_token_id]
-    arrays.text_index += range(start, start + segment.num_tokens)
-    arrays.position_ids += range(rope, rope + segment.num_tokens)
+    arrays.end += segment.num_tokens
+    arrays.text_index.append(np.arange(start, arrays.end))
+    arrays.position_ids.append(np.arange(rope, rope + segment.num_tokens))
     _write_closing_loss(segment, arrays)
     return rope + segment.num_tokens
 
@@ -217,25 +223,26 @@ def _write_image(
 ) -> int:
     """start-of-image, the patches, end-of-image, all with one rope id. Gives the next rope id."""
     start, patches = arrays.end, segment.num_tokens - 2
-    places = range(start + 1, start + 1 + patches)
+    places = np.arange(start + 1, start + 1 + patches)
+    arrays.end += segment.num_tokens
     arrays.text_ids += [rules.start_of_image, rules.end_of_image]
-    arrays.text_index += [start, start + 1 + patches]
-    arrays.position_ids += [rope] * segment.num_tokens
+    arrays.text_index.append(np.array([start, start + 1 + patches]))
+    arrays.position_ids.append(np.full(segment.num_tokens, rope))
     if segment.kind is Kind.VIT_IMAGE:
-        arrays.vit_index += places
+        arrays.vit_index.append(places)
         arrays.vit_lens.append(patches)
         arrays.vit_positions.append(
             _positions(size_hw, rules.vit_patch, rules.vit_side, rules, "max_num_patch_per_side")
         )
     else:
-        arrays.vae_index += places
+        arrays.vae_index.append(places)
         arrays.vae_shapes.append(patch_grid(size_hw, rules.vae_patch))
         arrays.vae_positions.append(
             _positions(size_hw, rules.vae_patch, rules.vae_side, rules, "max_latent_size")
         )
-        arrays.timesteps += [segment.timestep] * patches
+        arrays.timesteps.append(np.full(patches, segment.timestep, np.float32))
         if segment.loss:
-            arrays.mse_index += places
+            arrays.mse_index.append(places)
     _write_closing_loss(segment, arrays)
     if segment.kind is Kind.VAE_IMAGE and segment.frame_delta is not None:
         return rope + segment.frame_delta
@@ -245,14 +252,19 @@ def _write_image(
 
 def _write_closing_loss(segment: Segment, arrays: _Arrays) -> None:
     if segment.special_token_loss and segment.special_token_label is not None:
-        arrays.ce_index.append(arrays.end - 1)
-        arrays.ce_weights.append(1.0)
+        arrays.ce_index.append(np.array([arrays.end - 1]))
+        arrays.ce_weights.append(np.ones(1, np.float32))
         arrays.label_ids.append(segment.special_token_label)
 
 
-def _ids(values: Iterable[int], rules: LayoutRules) -> torch.Tensor:
-    listed = list(values)
-    return torch.tensor(listed, dtype=torch.int64) if listed or not rules.upstream else torch.tensor([])
+def _joined(chunks: Sequence[Chunk], rules: LayoutRules) -> torch.Tensor:
+    return _ids(np.concatenate(chunks) if chunks else (), rules)
+
+
+def _ids(values: Sequence[int] | Chunk, rules: LayoutRules) -> torch.Tensor:
+    if rules.upstream and not len(values):
+        return torch.tensor([])
+    return torch.from_numpy(np.asarray(values, dtype=np.int64))
 
 
 def _positions(

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from bagel_wds.batch import SimpleCustomBatch, collate_wrapper
+from bagel_wds.config import Transport
 from bagel_wds.errors import ConfigError
 from bagel_wds.orphans import end_with_parent
 from bagel_wds.state import LoaderState, batches_of, merge_states, stats_of
@@ -55,6 +56,8 @@ class PackedLoader:
         epochs: passes over each group; None goes on for ever.
         remainder: "pad", "drop" or "repeat": how a finite pass ends. Every rank makes the same number of steps.
         steps: end the pass after so many steps instead, which needs no agreement among ranks.
+        device: where the batches are wanted, such as "cuda". Their pixels travel there as uint8, and are finished there;
+            None gives batches as the dataset's `transport` says, for you to move.
         multiprocessing_context: how workers start; a script then guards its start with `if __name__ == "__main__"`.
         **options: of `torch.utils.data.DataLoader`, such as `prefetch_factor` and `pin_memory`.
 
@@ -70,6 +73,7 @@ class PackedLoader:
         epochs: int | None = None,
         remainder: str = "pad",
         steps: int | None = None,
+        device: str | torch.device | None = None,
         multiprocessing_context: str = "forkserver",
         **options: Any,
     ) -> None:
@@ -88,9 +92,15 @@ class PackedLoader:
         self._epochs = epochs
         self._steps = steps
         repeat = self._remainder is Remainder.REPEAT
+        self._device = None if device is None else torch.device(device)
+        if self._device is not None:
+            dataset = dataset.with_transport(Transport.UINT8)
         self._dataset = dataset if epochs is None else dataset.finite(epochs, repeat=repeat)
         self._num_workers = num_workers
         self._options = options
+        if self._device is not None and self._device.type == "cuda":
+            # Only out of pinned memory does the way to the device not hold up the loop.
+            options.setdefault("pin_memory", True)
         if num_workers:
             own = options.pop("worker_init_fn", None)
             self._options |= {
@@ -120,7 +130,7 @@ class PackedLoader:
                 break
             # Before it is handed out: the consumer may save as soon as it has it.
             self._consumed(batch)
-            yield batch
+            yield batch if self._device is None else batch.to(self._device)
         # The pass is over: the next iteration, or a state saved now, begins another.
         self._state = self._at_start
 

@@ -1,24 +1,29 @@
-"""A pack becomes a batch: images are decoded and resized here, and nowhere earlier."""
+"""A pack becomes a batch: images are decoded and resized here, and nowhere earlier.
+
+All pictures of a pack are made into levels first, so that a sample with a broken one can still leave; then the pack is laid
+out, and the levels become floats at their place in the batch, or go on as they are.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from bagel_wds import images
+from bagel_wds.config import Pixels, Transport
 from bagel_wds.errors import BadSample
 from bagel_wds.layout import KEY_ORDER, LayoutRules, lay_out
-from bagel_wds.pixels import patchify, to_tensor
+from bagel_wds.pixels import Shown, allot, float_table, joined, pack_pixels, write_pixels
 from bagel_wds.records import Kind, Pack, SamplePlan, View
+from bagel_wds.resample import resize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from PIL import Image
+    import torch
 
-    LoadViews = Callable[[SamplePlan, Iterable[View]], dict[View, torch.Tensor]]
+    from bagel_wds.images import Levels
 
 
 @dataclass(frozen=True)
@@ -31,34 +36,63 @@ class Normalization:
 
 @dataclass(frozen=True)
 class ViewLoader:
-    """Decodes, resizes and normalizes the views of a plan; each picture once, each view once.
+    """Decodes and resizes the views of plans; each picture once, each view once.
 
     Attributes:
         normalizations: by group and kind of view.
+        path: how pictures are decoded and resized.
+        threads: how many plans are loaded at once.
     """
 
     normalizations: Mapping[tuple[str, Kind], Normalization] = field(default_factory=dict)
+    path: Pixels = Pixels.FAST
+    threads: int = 1
 
-    def __call__(self, plan: SamplePlan, views: Iterable[View]) -> dict[View, torch.Tensor]:
-        """The pixels of each view, float32 (3, H, W).
+    def __call__(self, plan: SamplePlan, views: Iterable[View]) -> Iterator[tuple[View, Levels]]:
+        """Each view once, with its pixels, uint8 (H, W, 3); the next is made when it is asked for.
 
         Raises:
             BadSample: if a picture cannot be decoded.
         """
-        decoded: dict[tuple[int, int], Image.Image] = {}
-        tensors: dict[View, torch.Tensor] = {}
-        for view in views:
-            if view in tensors:
-                continue
-            place = (view.medium, view.frame)
-            if place not in decoded:
-                picture = plan.media[view.medium][view.frame]
-                if not isinstance(picture, images.EncodedImage | images.DecodedImage):
-                    raise TypeError(f"sample {plan.key!r}: a {type(picture).__name__} has no pixels to load")
-                decoded[place] = picture.rgb()
-            scale = self.normalizations.get((plan.group, view.kind), Normalization())
-            tensors[view] = to_tensor(images.resize(decoded[place], view.size_hw), scale.mean, scale.std)
-        return tensors
+        of_picture: dict[tuple[int, int], list[View]] = {}
+        for view in dict.fromkeys(views):
+            of_picture.setdefault((view.medium, view.frame), []).append(view)
+        for (medium, frame), shown in of_picture.items():
+            picture = plan.media[medium][frame]
+            if not isinstance(picture, images.EncodedImage | images.DecodedImage):
+                raise TypeError(f"sample {plan.key!r}: a {type(picture).__name__} has no pixels to load")
+            height, width = (max(view.size_hw[edge] for view in shown) for edge in (0, 1))
+            levels = picture.levels(self.path, (height, width))
+            for view in shown:
+                yield view, resize(levels, view.size_hw, self.path)
+
+    def fill(
+        self, plans: Sequence[SamplePlan], places: Sequence[Mapping[View, Sequence[Levels]]]
+    ) -> list[BadSample | None]:
+        """Write the views of each plan into their places; what is wrong with each plan, None where nothing is.
+
+        The answer is that of the plans' order, whichever is ready first.
+        """
+        if self.threads == 1 or len(plans) < 2:
+            return [self._fill(plan, place) for plan, place in zip(plans, places, strict=True)]
+        # Made for one pack: starting threads costs nothing beside decoding, and none outlives it, or meets a fork.
+        with ThreadPoolExecutor(min(self.threads, len(plans))) as pool:
+            return list(pool.map(self._fill, plans, places))
+
+    def _fill(self, plan: SamplePlan, places: Mapping[View, Sequence[Levels]]) -> BadSample | None:
+        # Put away one by one, so that the next has the memory of the one before, which is at hand and in the cache.
+        try:
+            for view, levels in self(plan, kept_views(plan)):
+                for place in places[view]:
+                    place[:] = levels
+        except BadSample as bad:
+            return bad
+        return None
+
+    def table(self, group: str, kind: Kind) -> torch.Tensor:
+        """What the levels of a group's views become, see `float_table`."""
+        scale = self.normalizations.get((group, kind), Normalization())
+        return float_table(scale.mean, scale.std)
 
 
 def kept_views(plan: SamplePlan) -> list[View]:
@@ -71,8 +105,9 @@ def kept_views(plan: SamplePlan) -> list[View]:
 def materialize_pack(
     pack: Pack,
     rules: LayoutRules,
-    load: LoadViews,
+    load: ViewLoader,
     on_bad: Callable[[SamplePlan, BadSample], None],
+    transport: Transport = Transport.FLOAT32,
 ) -> dict[str, Any] | None:
     """The batch of a pack: upstream's keys in upstream's order.
 
@@ -83,47 +118,54 @@ def materialize_pack(
         rules: what the model expects.
         load: pixels of a plan's views.
         on_bad: told of each sample that leaves.
+        transport: with uint8 the keys of pixels are not there, and one more is, `pixels`: a `PackedPixels`, whose
+            `finish` gives them.
 
     Returns:
         The batch; None if no sample is left of a pack that had some.
     """
-    plans: list[SamplePlan] = []
-    pixels: list[dict[View, torch.Tensor]] = []
-    for plan in pack.plans:
-        try:
-            pixels.append(load(plan, kept_views(plan)))
-        except BadSample as bad:
+    shown = _shown(pack)
+    levels, places = allot([view.size_hw for _, view in shown])
+    of_plan: list[dict[View, list[Levels]]] = [{} for _ in pack.plans]
+    for (number, view), place in zip(shown, places, strict=True):
+        of_plan[number].setdefault(view, []).append(place)
+    bads = load.fill(pack.plans, of_plan)
+    for plan, bad in zip(pack.plans, bads, strict=True):
+        if bad:
             on_bad(plan, bad)
-        else:
-            plans.append(plan)
+    plans = [plan for plan, bad in zip(pack.plans, bads, strict=True) if not bad]
     if pack.plans and not plans:
         return None
     batch = lay_out(plans, rules)
     batch["batch_data_indexes"] = [_origin(plan, pack.stream) for plan in plans]
-    shown = [
-        (view, tensors[view])
-        for plan, tensors in zip(plans, pixels, strict=True)
+    vae, vit = (
+        [
+            Shown(place, load.table(pack.plans[number].group, kind))
+            for (number, view), place in zip(shown, places, strict=True)
+            if view.kind is kind and not bads[number]
+        ]
+        for kind in (Kind.VAE_IMAGE, Kind.VIT_IMAGE)
+    )
+    if transport is Transport.FLOAT32:
+        batch |= write_pixels(vae, vit, rules.vit_patch)
+    ordered = {key: batch[key] for key in KEY_ORDER if key in batch}
+    if transport is Transport.UINT8 and (vae or vit):
+        whole = levels if not any(bads) else joined([*vae, *vit])
+        ordered["pixels"] = pack_pixels(whole, vae, vit, rules.vit_patch)
+    return ordered
+
+
+def _shown(pack: Pack) -> list[tuple[int, View]]:
+    """The views of a pack, with the number of their plan: the VAE's first, then the ViT's, each in the order of the pack."""
+    return [
+        (number, view)
+        for kind in (Kind.VAE_IMAGE, Kind.VIT_IMAGE)
+        for number, plan in enumerate(pack.plans)
         for view in kept_views(plan)
+        if view.kind is kind
     ]
-    vae = [tensor for view, tensor in shown if view.kind is Kind.VAE_IMAGE]
-    vit = [tensor for view, tensor in shown if view.kind is Kind.VIT_IMAGE]
-    if vae:
-        batch["padded_images"] = _padded(vae)
-    if vit:
-        batch["packed_vit_tokens"] = torch.cat([patchify(tensor, rules.vit_patch) for tensor in vit])
-    return {key: batch[key] for key in KEY_ORDER if key in batch}
 
 
 def _origin(plan: SamplePlan, stream: int) -> dict[str, Any]:
     indexes = list(plan.indexes) if isinstance(plan.indexes, tuple) else plan.indexes
     return {"data_indexes": indexes, "worker_id": stream, "dataset_name": plan.group}
-
-
-def _padded(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Images (3, H, W) of any size in one (count, 3, max H, max W), zero outside."""
-    height = max(tensor.shape[1] for tensor in tensors)
-    width = max(tensor.shape[2] for tensor in tensors)
-    padded = torch.zeros((len(tensors), 3, height, width))
-    for place, tensor in zip(padded, tensors, strict=True):
-        place[:, : tensor.shape[1], : tensor.shape[2]] = tensor
-    return padded

@@ -7,7 +7,7 @@ shards -> read -> shuffle -> decode -> plan                              one a g
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,13 @@ import xxhash
 from bagel_wds import stages
 from bagel_wds.batch import PackedBatch
 from bagel_wds.bookmark import GroupBook, StreamBook
+from bagel_wds.config import Packing
 from bagel_wds.errors import Tally
 from bagel_wds.layout import KEY_ORDER, lay_out
 from bagel_wds.reader import fetch
 from bagel_wds.records import Kind, SamplePlan, Segment
 from bagel_wds.shards import Shard, count_samples
-from bagel_wds.shuffle import ShuffleBuffer
+from bagel_wds.shuffle import Memory, ShuffleBuffer, reference
 from bagel_wds.state import GroupState, StreamState, unpack_refs
 from bagel_wds.wiring import dropout_rates, groups_of, layout_rules, pack_limits, transforms_of
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from bagel_wds.config import BagelDatasetConfig, GroupConfig
-    from bagel_wds.records import SampleRef
+    from bagel_wds.records import Picture, SampleRef
     from bagel_wds.rng import Draws
 
 
@@ -51,6 +52,7 @@ class Run:
         order_seed: of the order of shards.
         pass_epochs: of a finite pass; None is a run without end.
         repeat: a stream whose pass is over goes on with the next epoch.
+        memory: what the streams of one worker share for samples that wait.
     """
 
     config: BagelDatasetConfig
@@ -62,6 +64,10 @@ class Run:
     order_seed: int
     pass_epochs: int | None = None
     repeat: bool = False
+    memory: Memory = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", Memory(self.config.memory_bytes))
 
     @property
     def epochs(self) -> int | None:
@@ -80,11 +86,10 @@ def stream_pipeline(run: Run, start: StreamState, tally: Tally) -> wds.DataPipel
     config, seed, stream = run.config, run.draw_seed, start.stream
     books = {name: _open_book(run, name, start.groups.get(name, GroupState())) for name in run.shards}
     groups = {name: _group_pipeline(run, name, stream, tally, book=books[name]) for name in run.shards}
+    book = StreamBook(start, books, partial(_replan, run, tally), partial(_fetch_media, run), run.memory)
     return wds.DataPipeline(
         stages.mix(groups, config, seed=seed, stream=stream),
-        stages.pack(
-            config, stream=stream, tally=tally, book=StreamBook(start, books, partial(_replan, run, tally))
-        ),
+        stages.pack(config, stream=stream, tally=tally, book=book),
         stages.materialize(config, run.special_tokens, tally=tally, batches=start.batches),
     )
 
@@ -129,7 +134,7 @@ def _group_pipeline(
             epochs=run.epochs,
             book=book,
         ),
-        stages.read(book=book),
+        stages.read(config, book=book),
         *shuffled,
         stages.decode(config, name, tally=tally, group_size=size),
         stages.plan(config, name, run.tokenizer, seed=seed, draws=draws, tally=tally, group_size=size),
@@ -137,9 +142,10 @@ def _group_pipeline(
 
 
 def _open_book(run: Run, group: str, state: GroupState) -> GroupBook:
-    """The book of a group as its state left it; what its shuffle held is fetched again."""
-    samples = fetch_samples(run.shards[group], unpack_refs(state.shuffled))
-    return GroupBook(state.cursor, ShuffleBuffer(samples, state.taken))
+    """The book of a group as its state left it; what its shuffle held is fetched when it is let out."""
+    held = map(reference, unpack_refs(state.shuffled))
+    fetch = partial(fetch_samples, run.shards[group])
+    return GroupBook(state.cursor, ShuffleBuffer(held, state.taken, fetch, run.memory))
 
 
 def fetch_samples(shards: Sequence[Shard], refs: Sequence[SampleRef]) -> list[dict[str, Any]]:
@@ -163,6 +169,14 @@ def _replan(run: Run, tally: Tally, group: str, refs: Sequence[SampleRef]) -> Se
     return plans
 
 
+def _fetch_media(
+    run: Run, group: str, refs: Sequence[SampleRef]
+) -> Sequence[tuple[tuple[Picture, ...], ...]]:
+    """The encoded pictures of samples that were planned before."""
+    decode = stages.decode(run.config, group)
+    return [sample.media for sample in decode(fetch_samples(run.shards[group], refs))]
+
+
 def padding_batch(run: Run, state: StreamState) -> PackedBatch:
     """A batch without loss, for ranks that have no sample left: one empty text, its label's weight 0."""
     rules = layout_rules(run.config, run.special_tokens)
@@ -181,7 +195,7 @@ def fingerprint(run: Run) -> dict[str, Any]:
         "draw_seed": run.draw_seed,
         "order_seed": run.order_seed,
         "shuffle": [config.shuffle_samples, config.shuffle_bytes],
-        "budget": asdict(pack_limits(config)),
+        "budget": _budget_of(config),
         "tokenizer": [len(run.tokenizer), *run.special_tokens.values()],
         "order": list(groups),
         "weights": {name: [group.weight, group.is_mandatory] for name, group in groups.items()},
@@ -191,6 +205,14 @@ def fingerprint(run: Run) -> dict[str, Any]:
             for name, listed in run.shards.items()
         },
     }
+
+
+def _budget_of(config: BagelDatasetConfig) -> dict[str, Any]:
+    """What decides which samples go together."""
+    budget = asdict(pack_limits(config))
+    if config.packing == Packing.BEST_FIT:
+        return {"packing": str(config.packing), **budget}
+    return {name: value for name, value in budget.items() if not name.startswith("look_ahead")}
 
 
 def _recipe_of(config: BagelDatasetConfig, group: GroupConfig) -> list[Any]:

@@ -1,19 +1,30 @@
-"""Pixels of an image as the float tensor that the model takes."""
+"""Pixels as the floats that the model takes, and as the levels that they are made of.
+
+The float of a level is `(level / 255 - mean) / std`, of which a channel has 256: they are computed once, and looked up.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
 
+    from numpy.typing import NDArray
     from PIL import Image
 
+    Levels = NDArray[np.uint8]
+    Floats = NDArray[np.float32]
 
-def to_tensor(image: Image.Image, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+
+def to_tensor(image: Image.Image | Levels, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
     """The normalized pixels of an RGB image: (value / 255 - mean) / std, float32 of shape (3, H, W)."""
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32).div_(255)
     return pixels.sub_(torch.tensor(mean).view(3, 1, 1)).div_(torch.tensor(std).view(3, 1, 1))
@@ -31,3 +42,205 @@ def patchify(image: torch.Tensor, patch_size: int) -> torch.Tensor:
     grid = image.reshape(channels, height // patch_size, patch_size, width // patch_size, patch_size)
     # (C, rows, p, columns, p) -> (rows, columns, p, p, C)
     return grid.permute(1, 3, 2, 4, 0).reshape(-1, patch_size * patch_size * channels)
+
+
+@cache
+def float_table(mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+    """What each level becomes, float32 (3, 256), a row a channel: the bits of `to_tensor`."""
+    every_level = np.arange(256, dtype=np.uint8).reshape(1, 256, 1).repeat(3, axis=2)
+    return to_tensor(every_level, mean, std)[:, 0]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One picture of a pack.
+
+    Attributes:
+        levels: uint8 (H, W, 3).
+        table: what they become, see `float_table`.
+    """
+
+    levels: Levels
+    table: torch.Tensor
+
+    @property
+    def size_hw(self) -> tuple[int, int]:
+        """Height and width, in pixels."""
+        return self.levels.shape[0], self.levels.shape[1]
+
+
+@dataclass(frozen=True)
+class PackedPixels:
+    """The pixels of a pack as levels, and what is needed to make upstream's floats of them, on any device.
+
+    Attributes:
+        levels: uint8 (values,): the VAE's pictures, then the ViT's, each row, column, channel.
+        tables: float32 (tables, 3, 256).
+        vae_sizes, vit_sizes: height and width of each picture, in pixels.
+        vae_tables, vit_tables: which table each picture has.
+        vit_patch: pixels a ViT patch, along each edge.
+    """
+
+    levels: torch.Tensor
+    tables: torch.Tensor
+    vae_sizes: tuple[tuple[int, int], ...]
+    vit_sizes: tuple[tuple[int, int], ...]
+    vae_tables: tuple[int, ...]
+    vit_tables: tuple[int, ...]
+    vit_patch: int
+
+    def map_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> PackedPixels:
+        """The same with its tensors moved: to a device, or to pinned memory."""
+        return replace(self, levels=move(self.levels), tables=move(self.tables))
+
+    def finish(self) -> dict[str, torch.Tensor]:
+        """`padded_images` and `packed_vit_tokens`, those that there are, where the levels are; see `write_pixels`."""
+        pictures = list(self._pictures())
+        vae, vit = pictures[: len(self.vae_sizes)], pictures[len(self.vae_sizes) :]
+        if self.levels.device.type == "cpu":
+            return write_pixels(_on_cpu(vae), _on_cpu(vit), self.vit_patch)
+        return gather_pixels(vae, vit, self.vit_patch)
+
+    def _pictures(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        start = 0
+        for (height, width), number in zip(
+            self.vae_sizes + self.vit_sizes, self.vae_tables + self.vit_tables, strict=True
+        ):
+            end = start + height * width * 3
+            yield self.levels[start:end].view(height, width, 3), self.tables[number]
+            start = end
+
+
+def allot(sizes: Sequence[tuple[int, int]]) -> tuple[Levels, list[Levels]]:
+    """Memory for pictures of these heights and widths, one after another: all of it flat, and the place of each."""
+    ends = list(accumulate(height * width * 3 for height, width in sizes))
+    levels = _empty((ends[-1] if ends else 0,), np.uint8)
+    starts = [0, *ends]
+    return levels, [
+        levels[start:end].reshape(*size, 3) for start, end, size in zip(starts, ends, sizes, strict=False)
+    ]
+
+
+def joined(pictures: Sequence[Shown]) -> Levels:
+    """The levels of pictures, flat, one after another."""
+    return np.concatenate([picture.levels.reshape(-1) for picture in pictures])
+
+
+def pack_pixels(levels: Levels, vae: Sequence[Shown], vit: Sequence[Shown], vit_patch: int) -> PackedPixels:
+    """The pictures of a pack, whose levels are those given, as they travel."""
+    tables = list({id(picture.table): picture.table for picture in (*vae, *vit)}.values())
+    number_of = {id(table): number for number, table in enumerate(tables)}
+    return PackedPixels(
+        levels=torch.from_numpy(levels),
+        tables=torch.stack(tables),
+        vae_sizes=tuple(picture.size_hw for picture in vae),
+        vit_sizes=tuple(picture.size_hw for picture in vit),
+        vae_tables=tuple(number_of[id(picture.table)] for picture in vae),
+        vit_tables=tuple(number_of[id(picture.table)] for picture in vit),
+        vit_patch=vit_patch,
+    )
+
+
+def write_pixels(vae: Sequence[Shown], vit: Sequence[Shown], vit_patch: int) -> dict[str, torch.Tensor]:
+    """The floats of a pack's pictures.
+
+    Returns:
+        `padded_images`: float32 (count, 3, largest H, largest W), 0 outside of each picture, where there is a VAE picture;
+        `packed_vit_tokens`: float32 (patches, p*p*3), as `patchify` gives them, where there is a ViT picture.
+    """
+    batch = {}
+    if vae:
+        batch["padded_images"] = torch.from_numpy(_padded(vae))
+    if vit:
+        batch["packed_vit_tokens"] = torch.from_numpy(_patches(vit, vit_patch))
+    return batch
+
+
+def _on_cpu(pictures: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Shown]:
+    return [Shown(levels.numpy(), table) for levels, table in pictures]
+
+
+def _empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    # NumPy's memory and not torch's: it asks for large pages, which are there in half the time.
+    return np.empty(shape, dtype)
+
+
+def _padded(pictures: Sequence[Shown]) -> Floats:
+    height = max(picture.levels.shape[0] for picture in pictures)
+    width = max(picture.levels.shape[1] for picture in pictures)
+    padded: Floats = _empty((len(pictures), 3, height, width), np.float32)
+    for place, picture in zip(padded, pictures, strict=True):
+        rows, columns = picture.levels.shape[:2]
+        _write_channels(picture, place[:, :rows, :columns])
+        place[:, rows:] = 0
+        place[:, :rows, columns:] = 0
+    return padded
+
+
+_BLOCK = 1 << 16
+"""Values that are looked up at once: their indexes (8 bytes each, in NumPy) and floats stay in the processor's cache."""
+
+
+def _write_channels(picture: Shown, place: Floats) -> None:
+    """Into a place (3, H, W)."""
+    tables = picture.table.numpy()
+    height, width = picture.levels.shape[:2]
+    rows = max(1, _BLOCK // width)
+    for top in range(0, height, rows):
+        block = slice(top, top + rows)
+        for channel, table in enumerate(tables):
+            # The index of a level is always in the table; "clip" spares NumPy a copy that "raise" needs.
+            np.take(table, picture.levels[block, :, channel], out=place[channel, block], mode="clip")
+
+
+def _patches(pictures: Sequence[Shown], patch: int) -> Floats:
+    counts = [(picture.levels.shape[0] // patch) * (picture.levels.shape[1] // patch) for picture in pictures]
+    patches: Floats = _empty((sum(counts), patch * patch * 3), np.float32)
+    start = 0
+    for picture, count in zip(pictures, counts, strict=True):
+        _write_patches(picture, patch, patches[start : start + count])
+        start += count
+    return patches
+
+
+def _write_patches(picture: Shown, patch: int, place: Floats) -> None:
+    """Into a place (patches, p*p*3)."""
+    height, width = picture.levels.shape[:2]
+    rows, columns, stripe = height // patch, width // patch, patch * 3
+    # (rows, columns, p, a row of a patch)
+    source = picture.levels.reshape(rows, patch, columns, stripe).swapaxes(1, 2)
+    target = place.reshape(rows, columns, patch, stripe)
+    table = picture.table.numpy().reshape(-1)
+    shift = np.tile(np.array([0, 256, 512], dtype=np.uint16), patch)
+    step = max(1, _BLOCK // (columns * patch * stripe))
+    for top in range(0, rows, step):
+        block = slice(top, top + step)
+        np.take(table, source[block] + shift, out=target[block], mode="clip")
+
+
+def gather_pixels(
+    vae: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    vit: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    vit_patch: int,
+) -> dict[str, torch.Tensor]:
+    """What `write_pixels` gives, by operations that every device has."""
+    batch = {}
+    if vae:
+        height = max(levels.shape[0] for levels, _ in vae)
+        width = max(levels.shape[1] for levels, _ in vae)
+        padded = torch.zeros((len(vae), 3, height, width), device=vae[0][0].device)
+        for place, (levels, table) in zip(padded, vae, strict=True):
+            place[:, : levels.shape[0], : levels.shape[1]] = _gather(levels, table)
+        batch["padded_images"] = padded
+    if vit:
+        batch["packed_vit_tokens"] = torch.cat(
+            [patchify(_gather(levels, table), vit_patch) for levels, table in vit]
+        )
+    return batch
+
+
+def _gather(levels: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Levels (H, W, 3) looked up: (3, H, W)."""
+    shift = torch.tensor([0, 256, 512], dtype=torch.int32, device=levels.device)
+    index = levels.to(torch.int32) + shift
+    return table.reshape(-1).index_select(0, index.view(-1)).view(levels.shape).permute(2, 0, 1)

@@ -35,18 +35,19 @@ from typing import TYPE_CHECKING, Any
 
 from bagel_wds import reader
 from bagel_wds.batch import PackedBatch, SimpleCustomBatch
-from bagel_wds.config import Fidelity
+from bagel_wds.config import Fidelity, Packing, Transport
 from bagel_wds.decode import decode_sample
 from bagel_wds.drops import Drops
 from bagel_wds.errors import BadSample, ConfigError, Reason, ShardError, Tally
 from bagel_wds.materialize import materialize_pack
 from bagel_wds.mixture import MixGroup, Mixture
-from bagel_wds.packer import GreedyPacker, UpstreamPacker
+from bagel_wds.packer import BestFitPacker, GreedyPacker, UpstreamPacker
 from bagel_wds.planners import settle
 from bagel_wds.planners.build import check_views
 from bagel_wds.records import Cursor, Pack, RawSample, SamplePlan, SampleRef
 from bagel_wds.rng import Draws, KeyedDraws
 from bagel_wds.shards import Shard, ShardSlice, list_shards, walk_epochs
+from bagel_wds.shuffle import Room, reference
 from bagel_wds.shuffle import shuffle as shuffle_samples
 from bagel_wds.state import StreamState
 from bagel_wds.wiring import (
@@ -111,33 +112,73 @@ def _shards(walk: Callable[..., Iterator[ShardSlice]], book: GroupBook | None) -
         yield {"url": piece.url, "__slice__": piece}
 
 
-def read(*, book: GroupBook | None = None) -> Callable[[Iterable[Sample]], Iterator[Sample]]:
+def read(
+    config: BagelDatasetConfig | None = None, *, book: GroupBook | None = None
+) -> Callable[[Iterable[Sample]], Iterator[Sample]]:
     """Tars to samples, in order, each with its place (`__ref__`); takes webdataset's `{"url"}` too.
 
     Args:
-        book: its cursor says where to start, and is kept on the sample that comes next.
+        config: holds `read_ahead_bytes`, and the bounds of the shuffle; None reads nothing ahead.
+        book: its cursor says where to start, and is kept on the sample that comes next. Where there is an index, what
+            its shuffle has room for at the start comes as references, so that the first sample need not wait for them.
     """
-    return partial(_read, book=book)
+    return partial(_read, config=config, book=book)
 
 
-def _read(urls: Iterable[Sample], *, book: GroupBook | None) -> Iterator[Sample]:
+def _read(
+    urls: Iterable[Sample], *, config: BagelDatasetConfig | None, book: GroupBook | None
+) -> Iterator[Sample]:
     start = book.cursor if book else Cursor()
+    read_ahead = config.read_ahead_bytes if config else 0
+    room = book.buffer.room(config.shuffle_samples, config.shuffle_bytes) if config and book else Room()
     barren = 0
-    for number, item in enumerate(urls):
-        piece = item.get("__slice__") or ShardSlice(number, item["url"], "", None, epoch=0)
+    for piece, next_url in _with_next(_slices(urls)):
         going_on = start.offset >= 0 and (piece.epoch, piece.piece) == (start.epoch, start.piece)
         at = (start.ordinal, start.offset) if going_on else None
         found = False
-        for sample in reader.walk_slice(piece.url, piece.start, piece.stop, piece.step, piece.index_url, at):
-            offset, length = sample["__ref__"]
-            ordinal = sample.pop("__ordinal__")
+        for sample, ordinal, ref in _walk(piece, at, room, read_ahead, next_url):
             if book:
-                book.cursor = Cursor(piece.epoch, piece.piece, ordinal + 1, offset + length)
+                book.cursor = Cursor(piece.epoch, piece.piece, ordinal + 1, ref.offset + ref.length)
             found = True
-            yield placed(sample, SampleRef(piece.shard, offset, length, piece.epoch), piece.dataset)
+            yield sample
         barren = 0 if found else barren + 1
         if barren > MAX_EMPTY_SHARDS:
             raise ShardError(f"{piece.url}: no sample in it, nor in the {MAX_EMPTY_SHARDS} shards before")
+
+
+def _slices(urls: Iterable[Sample]) -> Iterator[ShardSlice]:
+    for number, item in enumerate(urls):
+        yield item.get("__slice__") or ShardSlice(number, item["url"], "", None, epoch=0)
+
+
+def _with_next(slices: Iterator[ShardSlice]) -> Iterator[tuple[ShardSlice, str | None]]:
+    """Each slice with the shard that will be read from its start after it."""
+    piece = next(slices, None)
+    while piece is not None:
+        following = next(slices, None)
+        yield piece, following.url if following and following.start == 0 else None
+        piece = following
+
+
+def _walk(
+    piece: ShardSlice, at: tuple[int, int] | None, room: Room, read_ahead: int, next_url: str | None
+) -> Iterator[tuple[Sample, int, SampleRef]]:
+    """(sample, ordinal, reference) of a slice: references alone while there is room for them, then whole samples."""
+    bounds = (piece.start, piece.stop, piece.step)
+    if room and piece.index_url is not None:
+        for ordinal, offset, length in reader.walk_places(piece.index_url, *bounds, at and at[0]):
+            if not room.take(length):
+                break
+            ref = SampleRef(piece.shard, offset, length, piece.epoch)
+            at = (ordinal + 1, offset + length)
+            yield reference(ref), ordinal, ref
+        else:
+            return
+    for sample in reader.walk_slice(piece.url, *bounds, piece.index_url, at, read_ahead, next_url):
+        offset, length = sample["__ref__"]
+        ref = SampleRef(piece.shard, offset, length, piece.epoch)
+        ordinal = sample.pop("__ordinal__")
+        yield placed(sample, ref, piece.dataset), ordinal, ref
 
 
 MAX_EMPTY_SHARDS = 10_000
@@ -338,7 +379,7 @@ def pack(
     """Choose plans that fill a token budget; takes a `Mixture`, or any iterator of plans as one group.
 
     Args:
-        config: holds the budgets.
+        config: holds the budgets and the rule.
         stream: number of this producer, `worker_id` in `batch_data_indexes`.
         draws: shared draws in call order, only with `fidelity="upstream"`.
         tally: where lost and over-long samples of `fidelity="upstream"` are counted.
@@ -347,6 +388,7 @@ def pack(
     return partial(
         _pack,
         limits=pack_limits(config),
+        best_fit=config.packing == Packing.BEST_FIT,
         rates=dropout_rates(config),
         draws=_shared_draws(config, draws),
         stream=stream,
@@ -359,6 +401,7 @@ def _pack(
     plans: Iterable[SamplePlan],
     *,
     limits: PackLimits,
+    best_fit: bool,
     rates: DropoutRates,
     draws: Draws | None,
     stream: int,
@@ -380,11 +423,26 @@ def _pack(
         while (packed := upstream.next_pack(supply)) is not None:
             yield Pack(packed, stream)
         return
-    packer = GreedyPacker(limits)
-    if book:
+    if book is None:
+        packer = BestFitPacker(limits) if best_fit else GreedyPacker(limits)
+        while (packed := packer.next_pack(supply)) is not None:
+            yield Pack(packed, stream)
+        return
+    yield from _pack_with_states(supply, limits, book, best_fit=best_fit, stream=stream)
+
+
+def _pack_with_states(
+    supply: Mixture, limits: PackLimits, book: StreamBook, *, best_fit: bool, stream: int
+) -> Iterator[Pack]:
+    packer = BestFitPacker(limits, book.put_away, book.taken_out) if best_fit else GreedyPacker(limits)
+    try:
         book.restore(packer, supply)
-    while (packed := packer.next_pack(supply)) is not None:
-        yield Pack(packed, stream, book.snapshot(packer, supply) if book else None)
+        while (packed := packer.next_pack(supply)) is not None:
+            yield Pack(book.whole(packed), stream, book.snapshot(packer, supply))
+    finally:
+        if isinstance(packer, BestFitPacker):
+            for planned in packer.waiting:
+                book.taken_out(planned)
 
 
 def _count_gone(tally: Tally, planned: SamplePlan, why: str) -> None:
@@ -400,6 +458,9 @@ def materialize(
 ) -> Callable[[Iterable[Pack]], Iterator[PackedBatch]]:
     """Decode the images of a pack and lay it out as upstream's dict of tensors, with the pack's state as `.state`.
 
+    With `transport="uint8"` the dict has one more key, `pixels`, in place of `padded_images` and `packed_vit_tokens`;
+    `collate` and `SimpleCustomBatch` know what to do with it.
+
     Args:
         config: holds transforms and tables.
         special_tokens: the ids that `add_special_tokens` returned.
@@ -409,14 +470,21 @@ def materialize(
     return partial(
         _materialize,
         rules=layout_rules(config, special_tokens),
-        load=view_loader(groups_of(config)),
+        load=view_loader(config),
+        transport=Transport(config.transport),
         tally=tally,
         batches=batches,
     )
 
 
 def _materialize(
-    packs: Iterable[Pack], *, rules: LayoutRules, load: ViewLoader, tally: Tally | None, batches: int
+    packs: Iterable[Pack],
+    *,
+    rules: LayoutRules,
+    load: ViewLoader,
+    transport: Transport,
+    tally: Tally | None,
+    batches: int,
 ) -> Iterator[PackedBatch]:
     tally = Tally() if tally is None else tally
     drops: dict[str, Drops] = {}
@@ -427,7 +495,7 @@ def _materialize(
         )
 
     for pack_ in packs:
-        batch = materialize_pack(pack_, rules, load, on_bad)
+        batch = materialize_pack(pack_, rules, load, on_bad, transport)
         if batch is None:
             continue
         batches += 1

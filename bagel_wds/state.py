@@ -66,9 +66,11 @@ class StreamState:
         batches: how many batches it has given.
         groups: where each group is.
         picks: how many draws of a group there were.
-        held, buffer: (group, references) of what the packer holds back, oldest first.
+        held: (group, references) of what found no room in a pack, oldest first.
+        buffer: likewise of what waits in the packer's buffer or look-ahead.
         overdue: the first held sample opens the next pack.
         deferred: how often a sample had to wait.
+        packs, tokens: how many packs were closed, and how many tokens they had.
         counts: samples read, packed and dropped so far, as `Tally.as_dict()` gives them.
         ended: in a finite pass, the stream had ended before this batch, which is padding or a repetition.
     """
@@ -81,6 +83,8 @@ class StreamState:
     buffer: tuple[tuple[str, ...], Refs] = ((), pack_refs([]))
     overdue: bool = False
     deferred: int = 0
+    packs: int = 0
+    tokens: int = 0
     counts: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = False
 
@@ -110,6 +114,8 @@ class StreamState:
             "picks": self.picks,
             "overdue": self.overdue,
             "deferred": self.deferred,
+            "packs": self.packs,
+            "tokens": self.tokens,
             "ended": self.ended,
             "held": _waiting_to_json(self.held),
             "buffer": _waiting_to_json(self.buffer),
@@ -144,6 +150,8 @@ class StreamState:
                 picks=int(value["picks"]),
                 overdue=bool(value["overdue"]),
                 deferred=int(value["deferred"]),
+                packs=int(value.get("packs", 0)),
+                tokens=int(value.get("tokens", 0)),
                 ended=bool(value["ended"]),
                 held=_waiting_from_json(value["held"]),
                 buffer=_waiting_from_json(value["buffer"]),
@@ -282,6 +290,7 @@ def stats_of(states: Iterable[StreamState]) -> dict[str, Any]:
 
     `read` samples became `packed`, `dropped` (by reason) or are `waiting` in the packer; `epochs` is how many the
     slowest stream has read to the end, and `deferred` (of all groups) how often a sample had to wait for a later pack.
+    The fill of a pack is `tokens / packs / max_num_tokens`: tokens as packed, those of undecodable samples counted in.
     """
     listed = list(states)
     tally = Tally()
@@ -303,6 +312,8 @@ def stats_of(states: Iterable[StreamState]) -> dict[str, Any]:
         "groups": groups,
         "batches": sum(state.batches for state in listed),
         "deferred": sum(state.deferred for state in listed),
+        "packs": sum(state.packs for state in listed),
+        "tokens": sum(state.tokens for state in listed),
     }
 
 
@@ -336,8 +347,15 @@ def changes(saved: LoaderState, now: LoaderState, allow: Collection[str] = ()) -
         elif part == "groups" and isinstance(before, dict) and isinstance(after, dict):
             found += _group_changes(before, after, may_be_new="groups" in allow)
         elif isinstance(before, dict) and isinstance(after, dict):
-            differ = [name for name in before if name in after and before[name] != after[name]]
-            found += [f"{part} of {name!r} was {before[name]} and is {after[name]}" for name in differ]
+            # Groups that are gone or new are told of as such; a budget that one side lacks is not in force there.
+            names = [
+                name for name in {**before, **after} if part == "budget" or (name in before and name in after)
+            ]
+            found += [
+                f"{part} of {name!r} was {before.get(name)} and is {after.get(name)}"
+                for name in names
+                if before.get(name) != after.get(name)
+            ]
         else:
             found.append(f"{part} was {before} and is {after}")
     return found

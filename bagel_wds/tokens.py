@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from bagel_wds.errors import ConfigError
 
@@ -19,6 +20,9 @@ CONTROL_TOKENS = {
     "end_of_image": "<|vision_end|>",
 }
 """BAGEL's four, in the order in which they are added, by the names that the model's code uses."""
+
+_PROBES = ("", " a  photo of\n1234 cats, né à 東京", "".join(CONTROL_TOKENS.values()))
+"""Texts by which two ways of encoding are compared."""
 
 _CONTROL = re.compile("|".join(map(re.escape, [*CONTROL_TOKENS.values(), "<|endoftext|>"])))
 
@@ -100,8 +104,28 @@ class TextEncoder:
 
     def __call__(self, text: str) -> list[int]:
         """The ids of a text, without bos and eos."""
-        if self.allow_control_tokens:
-            return list(self.tokenizer.encode(text))
         cuts = [match.start() + 1 for match in _CONTROL.finditer(text)]
+        if self.allow_control_tokens or not cuts:
+            return self._encode(text)
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        return [token for part in parts for token in self.tokenizer.encode(part)]
+        return [token for part in parts for token in self._encode(part)]
+
+    def _encode(self, text: str) -> list[int]:
+        backend = self._backend
+        # Whoever else uses the tokenizer may have set these two, and its own `encode` unsets them.
+        if backend is not None and backend.truncation is None and backend.padding is None:
+            ids: list[int] = backend.encode(text).ids
+            return ids
+        return list(self.tokenizer.encode(text))
+
+    @cached_property
+    def _backend(self) -> Any:
+        """The library behind a fast tokenizer, asked directly: what lies between takes longer than the encoding.
+
+        None where that would not be the same: for a slow tokenizer, or one that adds something of its own.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        same = all(list(self.tokenizer.encode(text)) == backend.encode(text).ids for text in _PROBES)
+        return backend if same else None

@@ -142,13 +142,15 @@ def dropout_rates(config: BagelDatasetConfig) -> DropoutRates:
 
 
 def pack_limits(config: BagelDatasetConfig) -> PackLimits:
-    """Token budgets of a pack."""
+    """Budgets of a pack, and of what waits for one."""
     return PackLimits(
         expected_num_tokens=config.expected_num_tokens,
         max_num_tokens_per_sample=config.max_num_tokens_per_sample,
         max_num_tokens=config.max_num_tokens,
         prefer_buffer_before=config.prefer_buffer_before,
         max_buffer_size=config.max_buffer_size,
+        look_ahead=config.look_ahead,
+        look_ahead_bytes=config.look_ahead_bytes,
     )
 
 
@@ -167,12 +169,14 @@ def layout_rules(config: BagelDatasetConfig, special_tokens: Mapping[str, object
     )
 
 
-def view_loader(groups: Mapping[str, GroupConfig]) -> ViewLoader:
-    """How the pictures of each group are normalized."""
+def view_loader(config: BagelDatasetConfig) -> ViewLoader:
+    """How pictures become pixels, and how those of each group are normalized."""
     return ViewLoader(
         {
             (name, kind): Normalization(transform.image_mean, transform.image_std)
-            for name, group in groups.items()
+            for name, group in groups_of(config).items()
             for kind, transform in transforms_of(group).items()
-        }
+        },
+        path=config.pixel_path,
+        threads=config.decode_threads,
     )

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from golden_data import GOLDEN, frame_config, load_json, tokenizer, transform_config
 
-from bagel_wds.config import Fidelity
+from bagel_wds.config import Fidelity, Pixels
 from bagel_wds.materialize import Normalization, ViewLoader
 from bagel_wds.planners import PlanTools
 from bagel_wds.records import Kind
@@ -73,10 +73,11 @@ def rows_of(family: str) -> list[dict[str, Any]]:
 
 
 def view_loader(family: str, config: dict[str, Any]) -> ViewLoader:
-    """How the pictures of a family become tensors."""
+    """How the pictures of a family become pixels."""
     return ViewLoader(
         {
             (family, kind): Normalization(transform_config(args).image_mean, transform_config(args).image_std)
             for kind, args in transforms_of(family, config).items()
-        }
+        },
+        path=Pixels.EXACT,
     )

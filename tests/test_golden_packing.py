@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
-import torch
 from golden_batches import assert_batch, config_of
 from golden_data import LoggedDraws, draws_made, load_arrays, load_json
+from PIL import Image
 
-from bagel_wds.materialize import materialize_pack
+from bagel_wds.config import Pixels
+from bagel_wds.images import DecodedImage
+from bagel_wds.materialize import ViewLoader, materialize_pack
 from bagel_wds.mixture import MixGroup, Mixture
 from bagel_wds.packer import UpstreamPacker
 from bagel_wds.planners import settle
@@ -17,12 +20,22 @@ from bagel_wds.records import Kind, Pack, SamplePlan, Segment, View
 from bagel_wds.wiring import dropout_rates, layout_rules, pack_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
 
 CASES = [case["case"] for case in load_json("packing/index.json")["cases"]]
 
 
-def plan_of(sample: dict[str, Any], config: dict[str, Any]) -> SamplePlan:
+def picture_of(tensor: NDArray[np.float32]) -> DecodedImage:
+    """The picture that became a tensor of a prepared sample."""
+    levels = np.rint((tensor.astype(np.float64) * 0.5 + 0.5) * 255).astype(np.uint8)
+    return DecodedImage(Image.fromarray(levels.transpose(1, 2, 0)), upright=False)
+
+
+def plan_of(
+    sample: dict[str, Any], config: dict[str, Any], pixels: Mapping[str, NDArray[np.float32]]
+) -> SamplePlan:
     """A prepared sample as a plan; the pixels of view n are tensor n of the sample."""
     patches = {Kind.VIT_IMAGE: config["vit_patch_size"], Kind.VAE_IMAGE: config["vae_image_downsample"]}
     texts = iter(sample["text_ids_list"])
@@ -52,7 +65,10 @@ def plan_of(sample: dict[str, Any], config: dict[str, Any]) -> SamplePlan:
         group=sample["data_indexes"]["dataset_name"],
         segments=tuple(segments),
         views=tuple(views),
-        media=(),
+        media=tuple(
+            (picture_of(pixels[f"g{sample['group']}.s{sample['index']}.i{number}"]),)
+            for number in range(len(views))
+        ),
         estimate=sample["need"],
         indexes=tuple(sample["data_indexes"]["data_indexes"]),
     )
@@ -69,13 +85,9 @@ def test_batches(case: str) -> None:
     rates, gone = dropout_rates(settings), []
 
     def endless(number: int) -> Iterator[SamplePlan]:
-        own = [plan_of(sample, config) for sample in samples if sample["group"] == number]
+        own = [plan_of(sample, config, pixels) for sample in samples if sample["group"] == number]
         while True:
             yield from own
-
-    def load(plan: SamplePlan, views: Iterable[View]) -> dict[View, torch.Tensor]:
-        group, index = plan.key.split("-")
-        return {view: torch.from_numpy(pixels[f"g{group}.s{index}.i{view.medium}"]) for view in views}
 
     mixture = Mixture(
         [
@@ -96,7 +108,10 @@ def test_batches(case: str) -> None:
         plans = packer.next_pack(mixture)
         assert plans is not None
         batch = materialize_pack(
-            Pack(plans, config["worker_id"]), rules, load, lambda plan, bad: pytest.fail(f"{plan.key}: {bad}")
+            Pack(plans, config["worker_id"]),
+            rules,
+            ViewLoader(path=Pixels.EXACT),
+            lambda plan, bad: pytest.fail(f"{plan.key}: {bad}"),
         )
         assert batch is not None
         assert_batch(batch, expected, load_arrays(f"{folder}/batches.npz"))

@@ -10,6 +10,7 @@ from golden_rows import plan_tools, rows_of, transforms_of, view_loader
 
 from bagel_wds.decode import decode_sample
 from bagel_wds.errors import BadSample
+from bagel_wds.pixels import Shown, write_pixels
 from bagel_wds.planners import PLANNERS
 from bagel_wds.records import Kind, SamplePlan
 
@@ -38,7 +39,13 @@ def as_upstream(family: str, plan: SamplePlan) -> dict[str, Any]:
         }
         for segment in plan.segments
     ]
-    tensors = load(plan, plan.views)
+    levels = dict(load(plan, plan.views))
+    tensors = {
+        view: write_pixels([Shown(levels[view], load.table(plan.group, view.kind))], [], 14)["padded_images"][
+            0
+        ]
+        for view in plan.views
+    }
     return {
         "num_tokens": plan.estimate - 2 * len(plan.segments),
         "sequence_plan": entries,

@@ -22,7 +22,7 @@ from strategies import member_keys
 
 from bagel_wds import reader, storage
 from bagel_wds.errors import ShardError
-from bagel_wds.reader import walk_members, walk_shard, walk_slice
+from bagel_wds.reader import BLOCK, read_offsets, walk_members, walk_places, walk_shard, walk_slice
 from bagel_wds.schema import media_fields
 
 if TYPE_CHECKING:
@@ -591,3 +591,144 @@ def test_an_index_without_offsets_is_an_error_that_names_it(nine: tuple[str, str
 
     with pytest.raises(ShardError, match="the index cannot be read"):
         list(walk_slice(nine[0], 1, index_url=index))
+
+
+def header_block(name: str, size: int, tar_format: str) -> bytes:
+    """A member's header as the standard library writes it; the last of them, where it takes several blocks."""
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(FORMATS[tar_format], "utf-8", "surrogateescape")[-BLOCK:]  # type: ignore[arg-type]
+
+
+def with_checksum(block: bytes) -> bytes:
+    """The block with a checksum that is right."""
+    blank = block[:148] + b" " * 8 + block[156:]
+    return block[:148] + b"%06o\0 " % sum(blank) + block[156:]
+
+
+def as_tarfile_reads(block: bytes) -> tuple[str, int, bytes] | None:
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return None
+    return info.name, info.size, info.type
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_plain_headers_take_the_quick_way(tar_format: str) -> None:
+    found = reader._plain_header(header_block("a=2Fb-17.0.jpg", 70_123, tar_format))
+
+    assert found == reader._Header("a=2Fb-17.0.jpg", 70_123, tarfile.REGTYPE, is_file=True)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    key=member_keys(),
+    size=st.integers(0, 20 << 30),
+    tar_format=st.sampled_from(["gnu", "pax"]),
+    changes=st.lists(
+        st.tuples(
+            st.one_of(st.integers(0, BLOCK - 1), st.integers(95, 165), st.integers(256, 346)),
+            st.sampled_from([*b"\0 057AZ/\x80\xff"]),
+        ),
+        max_size=3,
+    ),
+    mended=st.booleans(),
+)
+def test_whatever_takes_the_quick_way_is_read_as_tarfile_reads_it(
+    key: str, size: int, tar_format: str, changes: list[tuple[int, int]], mended: bool
+) -> None:
+    block = bytearray(header_block(f"{key}.json", size, tar_format))
+    for place, value in changes:
+        block[place] = value
+    header = with_checksum(bytes(block)) if mended else bytes(block)
+
+    quick = reader._plain_header(header)
+
+    if quick is not None:
+        assert (quick.name, quick.size, quick.type) == as_tarfile_reads(header)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.lists(
+        st.tuples(member_keys(), st.binary(max_size=1500)), max_size=6, unique_by=lambda s: s[0]
+    ),
+    tar_format=st.sampled_from(["gnu", "pax"]),
+)
+def test_both_ways_of_reading_headers_give_the_same_samples(
+    tmp_path_factory: pytest.TempPathFactory, samples: list[tuple[str, bytes]], tar_format: str
+) -> None:
+    path = tmp_path_factory.mktemp("ways") / "s.tar"
+    fields = [(key, {"json": data[:20], "0.jpg": data}) for key, data in samples]
+    url = write_samples(path, fields, tar_format)
+
+    with pytest.MonkeyPatch.context() as patch:
+        quick = list(walk_shard(url))
+        patch.setattr(reader, "_plain_header", lambda block: None)
+        assert list(walk_shard(url)) == quick
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1, 5000, 8 << 20])
+def test_reading_ahead_changes_nothing_of_what_is_read(nine: tuple[str, str], read_ahead: int) -> None:
+    url, index = nine
+
+    ahead = walk_slice(url, 2, 9, 1, index, read_ahead=read_ahead, next_url="/nowhere/next.tar")
+
+    assert list(ahead) == list(walk_slice(url, 2, 9, 1, index))
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice on reading")
+def test_bytes_ahead_and_the_next_shard_are_asked_for_within_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = write_samples(tmp_path / "a.tar", [(f"{n:03}", {"jpg": bytes(3000)}) for n in range(50)])
+    other = write_samples(tmp_path / "b.tar", [("x", {"jpg": bytes(3000)})])
+    asked: list[tuple[str, int, int]] = []
+    real = os.posix_fadvise
+
+    def noted(fd: int, offset: int, length: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_WILLNEED:
+            asked.append((Path(f"/proc/self/fd/{fd}").readlink().name, offset, offset + length))
+        real(fd, offset, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    window = 20_000
+    for sample in walk_shard(url, read_ahead=window, next_url=other):
+        read = sum(sample["__ref__"])
+        mine = [end for name, _, end in asked if name == "a.tar"]
+        # Always half a window ahead, never more than one.
+        assert min(read + window // 2, os.path.getsize(url)) <= max(mine) <= read + window  # noqa: PTH202
+    spans = [(start, end) for name, start, end in asked if name == "a.tar"]
+    assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])]
+    assert [span for span in asked if span[0] == "b.tar"] == [("b.tar", 0, window)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files and threads through /proc")
+def test_a_walk_that_reads_ahead_and_is_given_up_leaves_no_file_and_no_thread(nine: tuple[str, str]) -> None:
+    def open_things() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+    before = open_things()
+    walk = walk_slice(nine[0], read_ahead=8 << 20, next_url=nine[0])
+    next(walk)
+    assert open_things() == (before[0] + 1, before[1])
+    del walk
+
+    assert open_things() == before
+
+
+@given(start=st.integers(0, 12), stop=st.integers(0, 9), step=st.integers(1, 4), at=st.integers(-1, 9))
+def test_places_of_an_index_are_those_of_the_samples_that_are_read(
+    nine: tuple[str, str], start: int, stop: int, step: int, at: int
+) -> None:
+    url, index = nine
+    every = read_offsets(index)
+    going_on = None if not start <= at < 9 else (at, every[at])
+
+    read = [
+        (sample["__ordinal__"], *sample["__ref__"])
+        for sample in walk_slice(url, start, stop, step, index, going_on)
+    ]
+
+    assert list(walk_places(index, start, stop, step, going_on and going_on[0])) == read

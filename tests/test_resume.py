@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from shard_factory import (
     write_tar,
 )
 from test_datasets import digest
+from test_reader import write_index
 
 from bagel_wds import ConfigError, PackedLoader, collate_wrapper, merge_states, storage
 from bagel_wds.state import LoaderState, batches_of
@@ -84,15 +87,18 @@ def on_ranks(
     return [batches[step] for step in range(steps) for batches in taken], merged
 
 
-def test_cut_after_every_batch_goes_on_as_the_unbroken_run(info: dict[str, Any]) -> None:
-    unbroken = take(load(info), 34)
-    loader = load(info)
+@pytest.mark.parametrize("more", [{}, {"packing": "best_fit", "look_ahead": 7}], ids=["greedy", "best_fit"])
+def test_cut_after_every_batch_goes_on_as_the_unbroken_run(
+    info: dict[str, Any], more: dict[str, Any]
+) -> None:
+    unbroken = take(load(info, **more), 34)
+    loader = load(info, **more)
     states = [loader.state_dict()]
     states += [loader.state_dict() for _ in islice(loader, 30)]
 
     assert len(set(unbroken)) == 34
     for cut, state in enumerate(states):
-        assert take(load(info, state), 4) == unbroken[cut : cut + 4], cut
+        assert take(load(info, state, **more), 4) == unbroken[cut : cut + 4], cut
     # The run was long enough to cross epochs' ends.
     assert loader.stats["groups"]["t2i_pretrain"]["epochs"] >= 2
 
@@ -208,6 +214,9 @@ def test_any_run_can_be_cut_anywhere(info: dict[str, Any], data: st.DataObject) 
         "max_buffer_size": data.draw(st.integers(0, 6), "buffer"),
         "shuffle_samples": data.draw(st.integers(1, 12), "shuffle"),
         "shuffle_bytes": data.draw(st.sampled_from([2000, 20_000, 1 << 20]), "bytes"),
+        "packing": data.draw(st.sampled_from(["greedy", "best_fit"]), "packing"),
+        "look_ahead": data.draw(st.integers(1, 12), "look_ahead"),
+        "look_ahead_bytes": data.draw(st.sampled_from([2000, 20_000, 1 << 20]), "look_ahead_bytes"),
     }
     divisors = [ranks for ranks in range(1, streams + 1) if streams % ranks == 0]
     got: list[str] = []
@@ -218,6 +227,72 @@ def test_any_run_can_be_cut_anywhere(info: dict[str, Any], data: st.DataObject) 
         got += batches
 
     assert got == take(load(info, **more), len(got))
+
+
+@pytest.fixture(scope="module")
+def indexed(info: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same shards with an index each, so that shuffles begin with references."""
+    folder = tmp_path_factory.mktemp("indexed")
+    copied: dict[str, Any] = {}
+    for group, datasets in info.items():
+        [(name, entry)] = datasets.items()
+        shards = [str(shutil.copy(shard, folder)) for shard in entry["shards"]]
+        for shard in shards:
+            write_index(shard)
+        copied[group] = {name: {"shards": shards}}
+    return copied
+
+
+@pytest.mark.parametrize("packing", ["greedy", "best_fit"])
+def test_batches_and_states_do_not_depend_on_memory_or_read_ahead(
+    indexed: dict[str, Any], packing: str
+) -> None:
+    def run(**more: Any) -> list[tuple[str, Any]]:
+        loader = load(indexed, num_streams=3, shuffle_samples=9, packing=packing, **more)
+        return [(digest(batch.to_dict()), loader.state_dict()["streams"]) for batch in islice(loader, 12)]
+
+    plenty = run()
+    assert len({found for found, _ in plenty}) == 12
+    for more in [{"memory_bytes": 0}, {"memory_bytes": 9000}, {"read_ahead_bytes": 0}]:
+        assert run(**more) == plenty, more
+
+
+@pytest.mark.parametrize("packing", ["greedy", "best_fit"])
+def test_streams_of_a_worker_share_its_memory_and_give_it_back(indexed: dict[str, Any], packing: str) -> None:
+    loader = load(indexed, num_streams=3, shuffle_samples=9, packing=packing, memory_bytes=9000)
+    memory = loader._dataset._run.memory
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+        assert 0 < memory.held <= 9000
+
+    del batches
+
+    gc.collect()
+    assert memory.held == 0
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_runs_over_indexed_shards_can_be_cut_anywhere(indexed: dict[str, Any], data: st.DataObject) -> None:
+    def draw_memory() -> dict[str, Any]:
+        return {"memory_bytes": data.draw(st.sampled_from([0, 6000, 30_000, 1 << 30]), "memory")}
+
+    more: dict[str, Any] = {
+        "num_streams": data.draw(st.sampled_from([1, 2, 4]), "streams"),
+        "shuffle_samples": data.draw(st.integers(1, 25), "shuffle"),
+        "shuffle_bytes": data.draw(st.sampled_from([2000, 20_000, 1 << 20]), "bytes"),
+        "packing": data.draw(st.sampled_from(["greedy", "best_fit"]), "packing"),
+    }
+    got: list[str] = []
+    state = None
+    for _ in range(data.draw(st.integers(1, 3), "cuts")):
+        batches, state = on_ranks(
+            indexed, state, 1, data.draw(st.integers(1, 5), "steps"), **more, **draw_memory()
+        )
+        got += batches
+
+    assert got == take(load(indexed, **more), len(got))
 
 
 def refs_of(batch: SimpleCustomBatch) -> list[tuple[Any, ...]]:
@@ -306,6 +381,7 @@ def test_state_of_another_run_is_refused_and_says_what_changed(info: dict[str, A
     refused(r"order_seed was 42 and is 7", data_seed=7)
     refused(r"shuffle was \[5, \d+\] and is \[6, \d+\]", shuffle_samples=6)
     refused(r"budget of 'max_num_tokens' was 260 and is 300", max_num_tokens=300)
+    refused(r"budget of 'packing' was None and is best_fit", packing="best_fit")
     refused(r"weights of 'vlm_sft' was \[1.0, True\] and is \[5.0, True\]", grouped_datasets=heavier)
     refused(r"recipes of 'vlm_sft' was", grouped_datasets=finer)
     refused(
@@ -349,19 +425,37 @@ def test_what_is_named_may_change_on_purpose(info: dict[str, Any], tmp_path: Any
     assert other.state_dict()["next_batch"] == 11
 
 
-def test_stats_add_up_over_streams_and_workers(info: dict[str, Any]) -> None:
-    loader = load(info, workers=2)
+def test_another_way_of_packing_takes_over_what_was_held(info: dict[str, Any]) -> None:
+    def one_pass(**more: Any) -> PackedLoader:
+        return PackedLoader(build(info, num_streams=1, **more), epochs=1)
+
+    loader, other = one_pass(), one_pass(packing="best_fit", look_ahead=6)
+    first = Counter(ref for batch in islice(loader, 3) for ref in refs_of(batch))
+    other.load_state_dict(loader.state_dict(), allow=["budget"])
+    second = Counter(ref for batch in other for ref in refs_of(batch))
+
+    whole = Counter(ref for batch in one_pass() for ref in refs_of(batch))
+    assert first + second == whole
+    assert set(whole.values()) == {1}
+
+
+@pytest.mark.parametrize("packing", ["greedy", "best_fit"])
+def test_stats_add_up_over_streams_and_workers(info: dict[str, Any], packing: str) -> None:
+    loader = load(info, workers=2, packing=packing)
     batches = list(islice(loader, 13))
     packed = Counter(ref[0] for batch in batches for ref in refs_of(batch))
 
     for name, counts in loader.stats["groups"].items():
         assert counts["packed"] == packed[name]
         assert counts["read"] == counts["packed"] + counts["waiting"] + sum(counts["dropped"].values())
-    assert loader.stats["batches"] == 13
+    assert loader.stats["batches"] == loader.stats["packs"] == 13
+    # The undecodable picture left its pack.
+    in_batches = sum(batch.sequence_length for batch in batches)
+    assert in_batches < loader.stats["tokens"] <= in_batches + 30 * len(batches)
     dropped = loader.stats["groups"]["t2i_pretrain"]["dropped"]
     assert dropped["captions_invalid"] > 1
-    assert dropped["image_truncated"] > 1
-    resumed = load(info, loader.state_dict())
+    assert dropped["image_truncated"] >= 1
+    resumed = load(info, loader.state_dict(), packing=packing)
     assert resumed.stats["groups"] == loader.stats["groups"]
 
 
@@ -414,6 +508,8 @@ def test_form_and_content_of_a_state_are_pinned(tmp_path: Any) -> None:
         "picks": 6,
         "overdue": False,
         "deferred": 0,
+        "packs": 2,
+        "tokens": 124,
         "ended": False,
         "held": nothing,
         "buffer": nothing,

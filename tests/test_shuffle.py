@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagel_wds.records import SampleRef
 from bagel_wds.rng import KeyedDraws
-from bagel_wds.shuffle import num_bytes, shuffle
+from bagel_wds.shuffle import STRETCH, Memory, ShuffleBuffer, is_reference, num_bytes, reference, shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -153,3 +156,105 @@ def test_a_shuffle_reads_ahead_no_further_than_its_buffer(consumed: int) -> None
         next(shuffled)
 
     assert len(watched.held) == (0 if consumed == 0 else 10 + consumed)
+
+
+class Shards:
+    """Placed samples of some sizes, one behind the other in two shards, that can be fetched by their references."""
+
+    def __init__(self, sizes: Sequence[int], scale: int = 1) -> None:
+        self.samples: list[dict[str, Any]] = []
+        offset = 0
+        for number, size in enumerate(sizes):
+            ref = SampleRef(number % 2, offset, size * scale, epoch=0)
+            self.samples.append({"__key__": f"{number}", "json": bytes(size), "__ref__": ref})
+            offset += size * scale
+        self.fetched: list[int] = []
+        self._by_ref = {sample["__ref__"]: sample for sample in self.samples}
+
+    def fetch(self, refs: Sequence[SampleRef]) -> list[dict[str, Any]]:
+        self.fetched.append(len(refs))
+        return [self._by_ref[ref] for ref in refs]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 30), max_size=60),
+    scale=st.sampled_from([1, STRETCH // 50]),
+    bare=st.integers(0, 30),
+    max_samples=st.integers(1, 20),
+    max_bytes=st.integers(0, 300),
+    limit=st.integers(0, 200),
+    seed=st.integers(0, 9),
+)
+def test_neither_order_nor_samples_nor_state_depend_on_memory(
+    sizes: list[int], scale: int, bare: int, max_samples: int, max_bytes: int, limit: int, seed: int
+) -> None:
+    shards = Shards(sizes, scale)
+    # Some come as references to begin with, as where a buffer is filled from an index.
+    given_in = [
+        reference(sample["__ref__"]) if number < bare else sample
+        for number, sample in enumerate(shards.samples)
+    ]
+    memory = Memory(limit * scale)
+    frugal = ShuffleBuffer(fetch=shards.fetch, memory=memory)
+    plain = ShuffleBuffer()
+    bounds = {"max_samples": max_samples, "max_bytes": max_bytes * scale}
+    pairs = zip(
+        shuffle(given_in, KeyedDraws(seed), buffer=frugal, **bounds),
+        shuffle(shards.samples, KeyedDraws(seed), buffer=plain, **bounds),
+        strict=True,
+    )
+    for one, other in pairs:
+        assert one == other
+        assert frugal.refs().tolist() == plain.refs().tolist()
+        kept = [sample for sample in frugal.samples if not is_reference(sample)]
+        assert memory.held == sum(map(num_bytes, kept)) <= memory.limit
+    assert memory.held == 0
+
+
+def test_buffers_share_the_memory_of_their_worker_and_give_it_back_when_they_are_left() -> None:
+    memory = Memory(100)
+    shards = Shards([10] * 30)
+    shuffles = [
+        shuffle(
+            shards.samples,
+            KeyedDraws(seed),
+            max_samples=8,
+            max_bytes=1000,
+            buffer=ShuffleBuffer(fetch=shards.fetch, memory=memory),
+        )
+        for seed in range(3)
+    ]
+    for running in shuffles:
+        assert len(list(islice(running, 5))) == 5
+    assert 80 <= memory.held <= 100
+
+    shuffles.clear()
+    del running
+
+    assert memory.held == 0
+    assert pickle.loads(pickle.dumps(memory)).limit == 100
+
+
+def test_references_close_to_each_other_are_fetched_together_where_there_is_memory() -> None:
+    def fetches(limit: int) -> list[int]:
+        shards = Shards([10] * 40)
+        buffer = ShuffleBuffer(
+            (reference(sample["__ref__"]) for sample in shards.samples),
+            fetch=shards.fetch,
+            memory=Memory(limit),
+        )
+        assert len(list(shuffle([], DRAWS, max_samples=50, max_bytes=1000, buffer=buffer))) == 40
+        return shards.fetched
+
+    # Each of two shards in one read; or each sample alone.
+    assert fetches(1000) == [20, 20]
+    assert fetches(0) == [1] * 40
+
+
+def test_samples_without_a_place_are_kept_whatever_the_memory() -> None:
+    buffer = ShuffleBuffer(fetch=Shards([]).fetch, memory=Memory(0))
+
+    got = list(shuffle(samples_of([5] * 20), DRAWS, max_samples=6, max_bytes=1000, buffer=buffer))
+
+    assert [sample["__key__"] for sample in got] == order([5] * 20, max_samples=6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +25,22 @@ from shard_factory import (
     vlm_sample,
     write_tar,
 )
+from test_reader import write_index
 
 from bagel_wds import SimpleCustomBatch, Tally, stages
+from bagel_wds.bookmark import GroupBook
 from bagel_wds.errors import ConfigError, NoUsableSampleError, Reason, ShardError
+from bagel_wds.pipeline import fetch_samples
 from bagel_wds.planners import PLANNERS, PlanTools, plan_t2i
 from bagel_wds.rng import CallOrderDraws, Draws
+from bagel_wds.shards import list_shards
+from bagel_wds.shuffle import ShuffleBuffer, is_reference
 from bagel_wds.transforms import ImageTransform
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bagel_wds.records import RawSample, SamplePlan
+    from bagel_wds.records import Cursor, RawSample, SamplePlan, SampleRef
 
 GROUPS = list(MIXTURE)
 
@@ -134,6 +140,47 @@ def test_groups_are_mixed_and_mandatory_ones_open_every_pack(tmp_path: Path) -> 
         assert order[:2] == ["t2i_pretrain", "vlm_sft"]
         seen |= set(order)
     assert seen == set(GROUPS)
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_samples_that_begin_as_references_are_those_that_are_read(tmp_path: Path, num_streams: int) -> None:
+    urls = foreign_shards(tmp_path, "vlm_sft", [7, 5, 6])
+    for url in urls:
+        write_index(url)
+    shards = stages.shards(urls, seed=3, num_streams=num_streams, epochs=2)
+    listed = list_shards(urls)
+    config = small_config(shuffle_samples=8)
+    book = GroupBook(buffer=ShuffleBuffer(fetch=partial(fetch_samples, listed)))
+
+    def cursors(step: Any, book: GroupBook) -> list[tuple[SampleRef, Cursor]]:
+        return [(sample["__ref__"], book.cursor) for sample in step(shards())]
+
+    whole = list(wds.DataPipeline(shards, stages.read(), stages.shuffle(config)))
+    begun = list(wds.DataPipeline(shards, stages.read(config, book=book), stages.shuffle(config, book=book)))
+    read = list(stages.read(config, book=GroupBook())(shards()))
+
+    assert [is_reference(sample) for sample in read] == [True] * 8 + [False] * (len(read) - 8)
+    assert begun == whole
+    assert len(whole) > 8
+    # The cursor of each sample is the same, too, so that a state says the same.
+    one, other = GroupBook(), GroupBook()
+    assert cursors(stages.read(config, book=one), one) == cursors(stages.read(book=other), other)
+
+
+def test_reading_goes_on_by_reference_where_a_state_left_it(tmp_path: Path) -> None:
+    urls = foreign_shards(tmp_path, "t2i_pretrain", [9, 9])
+    for url in urls:
+        write_index(url)
+    shards = stages.shards(urls, seed=1)
+    config = small_config(shuffle_samples=5)
+    book = GroupBook()
+    unbroken = [sample["__ref__"] for sample in islice(stages.read()(shards()), 30)]
+    for cut in range(1, 20):
+        list(islice(stages.read(book=book)(shards()), cut))
+        on = GroupBook(book.cursor)
+        rest = stages.read(config, book=on)(stages.shards(urls, seed=1, book=on)())
+        assert [sample["__ref__"] for sample in islice(rest, 10)] == unbroken[cut : cut + 10], cut
+        book = GroupBook()
 
 
 def test_every_stage_pickles(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import unicodedata
 from functools import cache
 from typing import TYPE_CHECKING
@@ -116,6 +117,27 @@ def test_a_text_around_a_control_string_literally() -> None:
         tokenizer.convert_tokens_to_ids("<|im_end|>"),
         *tokenizer.encode("b"),
     ]
+
+
+def test_texts_stay_whole_when_someone_else_truncates_and_pads_with_the_same_tokenizer() -> None:
+    tokenizer = tokenizer_with("add_special_tokens of ours")
+    encode = TextEncoder(tokenizer)
+    text = "a text of quite a few tokens"
+    ids = encode(text)
+
+    tokenizer.pad_token = "<|endoftext|>"
+    assert len(tokenizer(text, truncation=True, max_length=3)["input_ids"]) == 3
+    assert encode(text) == ids
+    assert len(tokenizer("a", padding="max_length", max_length=30)["input_ids"]) == 30
+    assert encode(text) == ids
+    assert len(ids) > 3
+
+
+def test_encoder_pickles_once_it_has_encoded() -> None:
+    encode = TextEncoder(tokenizer_with("add_special_tokens of ours"))
+    ids = encode("some text")
+
+    assert pickle.loads(pickle.dumps(encode))("some text") == ids
 
 
 def test_our_ids_are_those_of_the_tokens_and_adding_twice_adds_none() -> None:

@@ -22,7 +22,8 @@ class DropoutRates:
 
     def of(self, kind: Kind) -> float:
         """The probability for a kind."""
-        return {Kind.TEXT: self.text, Kind.VIT_IMAGE: self.vit, Kind.VAE_IMAGE: self.vae}[kind]
+        # A choice, no table: the hash of an enum is a call, and this is asked for each segment.
+        return self.text if kind is Kind.TEXT else self.vit if kind is Kind.VIT_IMAGE else self.vae
 
 
 def settle(plan: SamplePlan, rates: DropoutRates, draws: Draws, *, upstream: bool = False) -> SamplePlan:
