@@ -404,8 +404,8 @@ def test_a_file_that_is_held_under_another_name_is_not_appended(tmp_path: Path) 
     both = replace(old, path=(str(tmp_path / "in" / "2024"), str(tmp_path / "in" / "2025")))
     with pytest.raises(ConfigError, match=r"holds 2024/part-0\.parquet already, as part-0\.parquet"):
         convert_source(both, str(out), settings=SETTINGS, mode=Mode.APPEND)
+    other = replace(old, path=str(tmp_path / "in" / "2025"))
     with pytest.raises(ConfigError, match=r"part-0\.parquet has changed, or is another file"):
-        other = replace(old, path=str(tmp_path / "in" / "2025"))
         convert_source(other, str(out), settings=SETTINGS, mode=Mode.APPEND)
 
     assert contents(out) == before
