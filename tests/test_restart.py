@@ -462,7 +462,7 @@ def test_a_source_that_is_replaced_while_it_is_read_is_noticed(tmp_path: Path) -
         if step.rows == 0:
             write_jsonl(path, [{"conversations": talk("q", f"B{i:02d}")} for i in range(40)])
 
-    with pytest.raises(ConfigError, match=r"a\.jsonl has changed: .*, while it was being converted"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl has changed, .*, while it was being converted"):
         convert_source(source, str(tmp_path / "out"), settings=EIGHT_A_SHARD, report=replace_source)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
