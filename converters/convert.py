@@ -132,8 +132,9 @@ def _prepare(plan: ConversionPlan) -> None:
         return
     marks.clear()
     if plan.manifest is not None:
-        quarantine = storage.read_bytes(storage.join(plan.out, QUARANTINE_NAME))
-        storage.write_bytes(storage.join(plan.out, QUARANTINE_BEFORE), quarantine)
+        write_quarantine(
+            storage.join(plan.out, QUARANTINE_BEFORE), storage.join(plan.out, QUARANTINE_NAME), ()
+        )
     write_record(plan.out, plan.record)
 
 
@@ -166,7 +167,7 @@ def _convert_slices(
             if outcome is None:
                 todo.append(part)
             else:
-                watcher.count(report_of(part.number, outcome))
+                watcher.count(report_of(outcome))
         watcher.begin()
         for result in run_slices(work, todo, processes, watcher.watch):
             watcher.count(result)
@@ -197,7 +198,7 @@ def _finish(plan: ConversionPlan, shards: Sequence[ShardRecord]) -> ConversionSu
     tally = _PartTally()
     keep = plan.mode is Mode.APPEND
     write_quarantine(
-        plan.out,
+        storage.join(plan.out, QUARANTINE_NAME),
         storage.join(plan.out, QUARANTINE_BEFORE) if keep else None,
         tally.entries(_outcomes(plan)),
     )

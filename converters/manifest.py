@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from bagel_wds import storage
-from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, Counts, ManifestShard
+from bagel_wds.manifest import MANIFEST_NAME, Counts, ManifestShard
 from bagel_wds.schema import FORMAT_VERSION
 
 if TYPE_CHECKING:
@@ -17,17 +18,18 @@ if TYPE_CHECKING:
     from .shard_writer import ShardRecord
 
 
-def write_quarantine(out: str, before: str | None, entries: Iterable[Mapping[str, Any]]) -> None:
+def write_quarantine(url: str, before: str | None, entries: Iterable[Mapping[str, Any]]) -> None:
     """Write every row left out, in the order of the source: its place, the reason's code, and what was wrong.
 
     Args:
-        out: the folder.
+        url: of the file.
         before: a quarantine whose lines come first.
         entries: the rows.
     """
-    with storage.open_write(storage.join(out, QUARANTINE_NAME)) as file:
+    with storage.open_write(url) as file:
         if before is not None:
-            file.write(storage.read_bytes(before))
+            with storage.open_read(before) as lines:
+                shutil.copyfileobj(lines, file)
         for entry in entries:
             file.write(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE))
 

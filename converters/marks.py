@@ -47,11 +47,6 @@ class Outcome:
     repaired: Counter[str] = field(default_factory=Counter)
 
     @property
-    def written(self) -> int:
-        """Samples in the shards."""
-        return sum(shard.samples for shard in self.shards)
-
-    @property
     def num_bytes(self) -> int:
         """Of the shards."""
         return sum(shard.bytes for shard in self.shards)

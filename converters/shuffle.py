@@ -160,7 +160,7 @@ class ShuffleWork:
             marks.shard_done(number, more)
             outcome.add(more)
         marks.slice_done(number, outcome)
-        return report_of(number, outcome)
+        return report_of(outcome)
 
     def _samples(self, first: int, stop: int, tell: Tell) -> Iterator[EncodedSample]:
         assert self.settings.shuffle is not None  # noqa: S101 - there is no second pass without

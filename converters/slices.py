@@ -30,33 +30,26 @@ class SliceReport:
     """What a worker sends back of a slice; the rest lies in its mark.
 
     Attributes:
-        number: of the slice.
-        read, written, num_bytes: rows, samples, bytes of shards.
-        num_shards: that hold them.
+        read: rows.
+        num_bytes: of the shards.
         reasons: rows left out, by reason.
         examples: one entry of the quarantine for each reason.
     """
 
-    number: int
     read: int
-    written: int
     num_bytes: int
-    num_shards: int
     reasons: Mapping[str, int]
     examples: Mapping[str, Mapping[str, Any]]
 
 
-def report_of(number: int, outcome: Outcome) -> SliceReport:
+def report_of(outcome: Outcome) -> SliceReport:
     """The short form of an outcome."""
     examples: dict[str, Mapping[str, Any]] = {}
     for entry in outcome.quarantine:
         examples.setdefault(entry["reason"], entry)
     return SliceReport(
-        number=number,
         read=outcome.read,
-        written=outcome.written,
         num_bytes=outcome.num_bytes,
-        num_shards=len(outcome.shards),
         reasons=outcome.reasons,
         examples=examples,
     )
@@ -96,7 +89,7 @@ class SliceWork:
         if outcome.read != part.num_rows:
             raise ShardError(f"{part.num_rows} rows were planned and {outcome.read} read: did a file change?")
         marks.slice_done(number, outcome)
-        return report_of(number, outcome)
+        return report_of(outcome)
 
 
 @dataclass

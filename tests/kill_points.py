@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import sys
-import threading
+import time
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from bagel_wds.converters import Mode, ShardSettings, convert_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from bagel_wds.sources import Source
 
@@ -36,9 +37,19 @@ def kill_at(event: int, out: str, convert: Callable[[], Any]) -> bool:
     return _run(_kill_at_event, event, out, convert) == -signal.SIGKILL
 
 
-def kill_after(seconds: float, convert: Callable[[], Any]) -> bool:
-    """Run a conversion in a process that is killed after so many seconds of converting."""
-    return _run(_kill_after_seconds, seconds, convert) == -signal.SIGKILL
+def kill_once_there_are(shards: int, out: Path, convert: Callable[[], Any]) -> bool:
+    """Run a conversion in a process that is killed as soon as so many shards are seen in its output.
+
+    Returns:
+        whether it was killed, and had not ended before.
+    """
+    process = get_context("forkserver").Process(target=convert)
+    process.start()
+    while process.is_alive() and sum(1 for _ in out.glob("[!.]*.tar")) < shards:
+        time.sleep(0.0005)
+    process.kill()
+    process.join(120)
+    return process.exitcode == -signal.SIGKILL
 
 
 def run_with_small_files(most: int, convert: Callable[[], Any]) -> int | None:
@@ -92,13 +103,6 @@ def _kill_at_event(at: int, out: str, convert: Callable[[], Any]) -> None:
 
 def _touches(event: str, args: tuple[Any, ...], out: str) -> bool:
     return event in _EVENTS and isinstance(args[0], str | os.PathLike) and os.fspath(args[0]).startswith(out)
-
-
-def _kill_after_seconds(seconds: float, convert: Callable[[], Any]) -> None:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
-    timer.daemon = True
-    timer.start()
-    convert()
 
 
 def _limit_files(most: int, convert: Callable[[], Any]) -> None:

@@ -101,7 +101,7 @@ def test_quarantine_lines_are_json_whatever_a_row_quotes(tmp_path: Path) -> None
         quarantine_entry(Place("odd\udcff.parquet", 1, 2), Reason.ROW_INVALID, "x" * 1000),
     ]
 
-    write_quarantine(str(tmp_path), str(before), rows)
+    write_quarantine(str(tmp_path / "quarantine.jsonl"), str(before), rows)
 
     old, first, second = (
         json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kill_points import Conversion, count_events, kill_after, kill_at, run_with_small_files
+from kill_points import Conversion, count_events, kill_at, kill_once_there_are, run_with_small_files
 from source_factory import captions, encode_image, talk, write_corpus, write_jsonl, write_t2i
 
 from bagel_wds.converters import Mode, ShardSettings, convert_source
@@ -112,8 +112,8 @@ def test_two_processes_killed_at_any_time_end_as_an_unbroken_run(tmp_path: Path)
 
     for trial in range(10):
         out = tmp_path / f"out-{trial}"
-        # Starting the two workers takes most of a second.
-        killed += kill_after(rng.uniform(0.0, 1.6), Conversion(source, str(out), settings, processes=2))
+        convert = Conversion(source, str(out), settings, processes=2)
+        killed += kill_once_there_are(rng.randrange(20), out, convert)
         names = (
             {name for name in digests(out) if name.endswith(".tar") and not name.startswith(".")}
             if out.exists()
@@ -123,7 +123,7 @@ def test_two_processes_killed_at_any_time_end_as_an_unbroken_run(tmp_path: Path)
         convert_source(source, str(out), settings=settings, processes=2)
         assert digests(out) == expected
 
-    assert killed >= 5
+    assert killed == 10
 
 
 def test_the_command_killed_by_the_system_goes_on_where_it_was(tmp_path: Path) -> None:
