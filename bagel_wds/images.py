@@ -1,4 +1,4 @@
-"""The one home of Pillow and simplejpeg: headers, pixels as RGB, and Pillow's resize.
+"""The one home of Pillow: headers, pixels as RGB, and Pillow's resize.
 
 Two ways to turn an image into RGB. Upright (the default fidelity): EXIF orientation applied, alpha composited over
 white in every mode, 16-bit grey scaled to 8, a truncated file refused. As upstream: orientation ignored, alpha of
@@ -7,8 +7,8 @@ grey pictures lost, 16-bit grey clipped, a truncated file taken with what there 
 The orientation is that of the EXIF block, and of a PNG the one that stands before its pixels; XMP has no say. Pillow
 itself turns a TIFF upright when it decodes it, in both ways.
 
-`rgb` and `decode_rgb` are Pillow's alone. `levels` gives the same pixels as an array, those of a JPEG by simplejpeg
-where that is sure to say what Pillow says, in less time.
+`rgb` and `decode_rgb` are Pillow's alone. `levels` gives the same pixels as an array, those of a JPEG by another decoder
+(`jpeg`) where that is sure to say what Pillow says, in less time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import io
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import simplejpeg
 from PIL import Image, ImageFile, UnidentifiedImageError
 
+from bagel_wds import jpeg
 from bagel_wds.config import Pixels
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.image_ends import has_end
@@ -136,18 +136,26 @@ class EncodedImage:
         Raises:
             BadSample: as `rgb`.
         """
-        if path is Pixels.EXACT or not self.upright:
-            return np.array(self.rgb())
-        image = _open(self.data)
-        orientation = _orientation(image)
-        stored_hw = (image.height, image.width)
+        pixels = self._levels_of_jpeg(path, wanted_hw) if self.upright else None
+        return np.array(self.rgb()) if pixels is None else pixels
+
+    def _levels_of_jpeg(self, path: Pixels, wanted_hw: tuple[int, int]) -> Levels | None:
+        """The pixels of a JPEG without Pillow's decoder; None where Pillow has to look itself."""
+        if path is Pixels.EXACT and not decoders_agree():
+            return None
+        stored_hw, orientation = jpeg.plain_size(self.data), 1
+        if stored_hw is None or stored_hw[0] * stored_hw[1] > MAX_PIXELS:
+            image = _open(self.data)
+            if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
+                return None
+            stored_hw, orientation = (image.height, image.width), _orientation(image)
         turned = _is_turned(orientation)
-        reduced_hw = stored_hw
+        decoded_hw = stored_hw
         if path is Pixels.DRAFT:
-            reduced_hw = _reduced(stored_hw, (wanted_hw[1], wanted_hw[0]) if turned else wanted_hw)
-        pixels = _decode_jpeg(self.data, image, reduced_hw)
+            decoded_hw = jpeg.reduced(stored_hw, (wanted_hw[1], wanted_hw[0]) if turned else wanted_hw)
+        pixels = jpeg.decode(self.data, decoded_hw)
         if pixels is None:
-            return np.array(self.rgb())
+            return None
         self._check_size((stored_hw[1], stored_hw[0]) if turned else stored_hw)
         return _turn_levels(pixels, orientation)
 
@@ -355,29 +363,23 @@ def _turn_levels(pixels: Levels, orientation: int) -> Levels:
     return np.ascontiguousarray(turned[:: -1 if rows else 1, :: -1 if columns else 1])
 
 
-def _decode_jpeg(data: bytes, image: Image.Image, size_hw: tuple[int, int]) -> Levels | None:
-    """The pixels of a JPEG as they are stored, as uint8 (H, W, 3), at its own size or at one of `_reduced`.
+@cache
+def decoders_agree() -> bool:
+    """Whether Pillow and `jpeg` decode alike here, seen from a pattern under each way of storing colours.
 
-    None where Pillow has to look itself: at what is no JPEG, has four colours, or brings simplejpeg to the least doubt
-    (a file that was cut or damaged). Both stand on libjpeg-turbo, so what passes has Pillow's pixels.
+    They bring their own builds of libjpeg-turbo, of which all known ones do; one on another library would not.
     """
-    if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
-        return None
-    try:
-        pixels: Levels = simplejpeg.decode_jpeg(data, "RGB", min_height=size_hw[0], min_width=size_hw[1])
-    except ValueError:
-        return None
-    return pixels if pixels.shape[:2] == size_hw else None
-
-
-def _reduced(size_hw: tuple[int, int], wanted_hw: tuple[int, int]) -> tuple[int, int]:
-    """The smallest of 1/8, 1/4, 1/2 and 1/1 of a JPEG that has the wanted edges, rounded up as libjpeg does."""
-    height, width = size_hw
-    for parts in (8, 4, 2):
-        reduced = (-(-height // parts), -(-width // parts))
-        if reduced[0] >= wanted_hw[0] and reduced[1] >= wanted_hw[1]:
-            return reduced
-    return size_hw
+    rows, columns = np.indices((37, 45))
+    pattern = np.stack([rows * 7 + columns, columns * 5 ^ rows, (rows * columns) % 251], axis=2).astype(
+        np.uint8
+    )
+    for subsampling in ("4:4:4", "4:2:2", "4:2:0"):
+        out = io.BytesIO()
+        Image.fromarray(pattern).save(out, "JPEG", quality=80, subsampling=subsampling)
+        ours = jpeg.decode(out.getvalue(), pattern.shape[:2])
+        if ours is None or not np.array_equal(ours, np.asarray(decode_rgb(out.getvalue()))):
+            return False
+    return True
 
 
 def decode_rgb_as_upstream(data: bytes) -> Image.Image:
@@ -540,8 +542,8 @@ def resize(image: Image.Image, size_hw: tuple[int, int]) -> Image.Image:
 
 
 def resize_levels(pixels: Levels, size_hw: tuple[int, int]) -> Levels:
-    """`resize`, of uint8 (H, W, 3)."""
-    return np.array(resize(Image.fromarray(pixels), size_hw))
+    """`resize`, of uint8 (H, W, 3); not to be written to."""
+    return np.asarray(resize(Image.fromarray(pixels), size_hw))
 
 
 def shrink(image: Image.Image, size_hw: tuple[int, int]) -> Image.Image:

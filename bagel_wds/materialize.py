@@ -10,16 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import get_worker_info
+
 from bagel_wds import images
+from bagel_wds.buffers import Buffers
 from bagel_wds.config import Pixels, Transport
 from bagel_wds.errors import BadSample
 from bagel_wds.layout import KEY_ORDER, LayoutRules, lay_out
 from bagel_wds.pixels import Shown, allot, float_table, joined, pack_pixels, write_pixels
 from bagel_wds.records import Kind, Pack, SamplePlan, View
-from bagel_wds.resample import resize
+from bagel_wds.resample import resize_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -32,6 +35,24 @@ class Normalization:
 
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class PackMemory:
+    """Where the pixels of packs lie.
+
+    Attributes:
+        levels: gives memory that only one pack needs, while it is being made.
+        batch: gives what goes out in the batch.
+    """
+
+    levels: Buffers = field(default_factory=Buffers)
+    batch: Buffers = field(default_factory=Buffers)
+
+    @classmethod
+    def here(cls) -> PackMemory:
+        """That of this process: in a DataLoader's worker, which hands its batches over, theirs is shared."""
+        return cls(batch=Buffers(shared=get_worker_info() is not None))
 
 
 @dataclass(frozen=True)
@@ -48,24 +69,6 @@ class ViewLoader:
     path: Pixels = Pixels.FAST
     threads: int = 1
 
-    def __call__(self, plan: SamplePlan, views: Iterable[View]) -> Iterator[tuple[View, Levels]]:
-        """Each view once, with its pixels, uint8 (H, W, 3); the next is made when it is asked for.
-
-        Raises:
-            BadSample: if a picture cannot be decoded.
-        """
-        of_picture: dict[tuple[int, int], list[View]] = {}
-        for view in dict.fromkeys(views):
-            of_picture.setdefault((view.medium, view.frame), []).append(view)
-        for (medium, frame), shown in of_picture.items():
-            picture = plan.media[medium][frame]
-            if not isinstance(picture, images.EncodedImage | images.DecodedImage):
-                raise TypeError(f"sample {plan.key!r}: a {type(picture).__name__} has no pixels to load")
-            height, width = (max(view.size_hw[edge] for view in shown) for edge in (0, 1))
-            levels = picture.levels(self.path, (height, width))
-            for view in shown:
-                yield view, resize(levels, view.size_hw, self.path)
-
     def fill(
         self, plans: Sequence[SamplePlan], places: Sequence[Mapping[View, Sequence[Levels]]]
     ) -> list[BadSample | None]:
@@ -80,14 +83,28 @@ class ViewLoader:
             return list(pool.map(self._fill, plans, places))
 
     def _fill(self, plan: SamplePlan, places: Mapping[View, Sequence[Levels]]) -> BadSample | None:
-        # Put away one by one, so that the next has the memory of the one before, which is at hand and in the cache.
+        of_picture: dict[tuple[int, int], list[View]] = {}
+        for view in places:
+            of_picture.setdefault((view.medium, view.frame), []).append(view)
         try:
-            for view, levels in self(plan, kept_views(plan)):
-                for place in places[view]:
-                    place[:] = levels
+            for (medium, frame), views in of_picture.items():
+                levels = self._levels(plan, medium, frame, views)
+                for view in views:
+                    first, *others = places[view]
+                    resize_into(levels, first, self.path)
+                    for other in others:
+                        other[:] = first
         except BadSample as bad:
             return bad
         return None
+
+    def _levels(self, plan: SamplePlan, medium: int, frame: int, views: Sequence[View]) -> Levels:
+        """A picture decoded, for these views of it."""
+        picture = plan.media[medium][frame]
+        if not isinstance(picture, images.EncodedImage | images.DecodedImage):
+            raise TypeError(f"sample {plan.key!r}: a {type(picture).__name__} has no pixels to load")
+        height, width = (max(view.size_hw[edge] for view in views) for edge in (0, 1))
+        return picture.levels(self.path, (height, width))
 
     def table(self, group: str, kind: Kind) -> torch.Tensor:
         """What the levels of a group's views become, see `float_table`."""
@@ -108,6 +125,7 @@ def materialize_pack(
     load: ViewLoader,
     on_bad: Callable[[SamplePlan, BadSample], None],
     transport: Transport = Transport.FLOAT32,
+    memory: PackMemory | None = None,
 ) -> dict[str, Any] | None:
     """The batch of a pack: upstream's keys in upstream's order.
 
@@ -120,12 +138,17 @@ def materialize_pack(
         on_bad: told of each sample that leaves.
         transport: with uint8 the keys of pixels are not there, and one more is, `pixels`: a `PackedPixels`, whose
             `finish` gives them.
+        memory: for pixels, the same for pack after pack; None takes fresh one.
 
     Returns:
         The batch; None if no sample is left of a pack that had some.
     """
+    memory = memory or PackMemory()
     shown = _shown(pack)
-    levels, places = allot([view.size_hw for _, view in shown])
+    levels, places = allot(
+        [view.size_hw for _, view in shown],
+        memory.batch if transport is Transport.UINT8 else memory.levels,
+    )
     of_plan: list[dict[View, list[Levels]]] = [{} for _ in pack.plans]
     for (number, view), place in zip(shown, places, strict=True):
         of_plan[number].setdefault(view, []).append(place)
@@ -147,7 +170,7 @@ def materialize_pack(
         for kind in (Kind.VAE_IMAGE, Kind.VIT_IMAGE)
     )
     if transport is Transport.FLOAT32:
-        batch |= write_pixels(vae, vit, rules.vit_patch)
+        batch |= write_pixels(vae, vit, rules.vit_patch, memory.batch)
     ordered = {key: batch[key] for key in KEY_ORDER if key in batch}
     if transport is Transport.UINT8 and (vae or vit):
         whole = levels if not any(bads) else joined([*vae, *vit])

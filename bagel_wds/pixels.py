@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from bagel_wds.buffers import Buffers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any
 
     from numpy.typing import NDArray
     from PIL import Image
@@ -111,27 +112,32 @@ class PackedPixels:
             start = end
 
 
-def allot(sizes: Sequence[tuple[int, int]]) -> tuple[Levels, list[Levels]]:
+def allot(
+    sizes: Sequence[tuple[int, int]], buffers: Buffers | None = None
+) -> tuple[torch.Tensor, list[Levels]]:
     """Memory for pictures of these heights and widths, one after another: all of it flat, and the place of each."""
     ends = list(accumulate(height * width * 3 for height, width in sizes))
-    levels = _empty((ends[-1] if ends else 0,), np.uint8)
+    levels = (buffers or Buffers()).empty((ends[-1] if ends else 0,), torch.uint8)
+    flat = levels.numpy()
     starts = [0, *ends]
     return levels, [
-        levels[start:end].reshape(*size, 3) for start, end, size in zip(starts, ends, sizes, strict=False)
+        flat[start:end].reshape(*size, 3) for start, end, size in zip(starts, ends, sizes, strict=False)
     ]
 
 
-def joined(pictures: Sequence[Shown]) -> Levels:
+def joined(pictures: Sequence[Shown]) -> torch.Tensor:
     """The levels of pictures, flat, one after another."""
-    return np.concatenate([picture.levels.reshape(-1) for picture in pictures])
+    return torch.from_numpy(np.concatenate([picture.levels.reshape(-1) for picture in pictures]))
 
 
-def pack_pixels(levels: Levels, vae: Sequence[Shown], vit: Sequence[Shown], vit_patch: int) -> PackedPixels:
+def pack_pixels(
+    levels: torch.Tensor, vae: Sequence[Shown], vit: Sequence[Shown], vit_patch: int
+) -> PackedPixels:
     """The pictures of a pack, whose levels are those given, as they travel."""
     tables = list({id(picture.table): picture.table for picture in (*vae, *vit)}.values())
     number_of = {id(table): number for number, table in enumerate(tables)}
     return PackedPixels(
-        levels=torch.from_numpy(levels),
+        levels=levels,
         tables=torch.stack(tables),
         vae_sizes=tuple(picture.size_hw for picture in vae),
         vit_sizes=tuple(picture.size_hw for picture in vit),
@@ -141,18 +147,21 @@ def pack_pixels(levels: Levels, vae: Sequence[Shown], vit: Sequence[Shown], vit_
     )
 
 
-def write_pixels(vae: Sequence[Shown], vit: Sequence[Shown], vit_patch: int) -> dict[str, torch.Tensor]:
-    """The floats of a pack's pictures.
+def write_pixels(
+    vae: Sequence[Shown], vit: Sequence[Shown], vit_patch: int, buffers: Buffers | None = None
+) -> dict[str, torch.Tensor]:
+    """The floats of a pack's pictures, in memory of these buffers, else in fresh one.
 
     Returns:
         `padded_images`: float32 (count, 3, largest H, largest W), 0 outside of each picture, where there is a VAE picture;
         `packed_vit_tokens`: float32 (patches, p*p*3), as `patchify` gives them, where there is a ViT picture.
     """
+    buffers = buffers or Buffers()
     batch = {}
     if vae:
-        batch["padded_images"] = torch.from_numpy(_padded(vae))
+        batch["padded_images"] = _padded(vae, buffers)
     if vit:
-        batch["packed_vit_tokens"] = torch.from_numpy(_patches(vit, vit_patch))
+        batch["packed_vit_tokens"] = _patches(vit, vit_patch, buffers)
     return batch
 
 
@@ -160,16 +169,11 @@ def _on_cpu(pictures: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Shown
     return [Shown(levels.numpy(), table) for levels, table in pictures]
 
 
-def _empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    # NumPy's memory and not torch's: it asks for large pages, which are there in half the time.
-    return np.empty(shape, dtype)
-
-
-def _padded(pictures: Sequence[Shown]) -> Floats:
+def _padded(pictures: Sequence[Shown], buffers: Buffers) -> torch.Tensor:
     height = max(picture.levels.shape[0] for picture in pictures)
     width = max(picture.levels.shape[1] for picture in pictures)
-    padded: Floats = _empty((len(pictures), 3, height, width), np.float32)
-    for place, picture in zip(padded, pictures, strict=True):
+    padded = buffers.empty((len(pictures), 3, height, width), torch.float32)
+    for place, picture in zip(padded.numpy(), pictures, strict=True):
         rows, columns = picture.levels.shape[:2]
         _write_channels(picture, place[:, :rows, :columns])
         place[:, rows:] = 0
@@ -177,28 +181,36 @@ def _padded(pictures: Sequence[Shown]) -> Floats:
     return padded
 
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 15
 """Values that are looked up at once: their indexes (8 bytes each, in NumPy) and floats stay in the processor's cache."""
+
+
+def _look_up(table: Floats, index: NDArray[np.intp], place: Floats) -> None:
+    # The index of a level is always in the table; "wrap" spares NumPy a copy that "raise" needs.
+    table.take(index, out=place, mode="wrap")
 
 
 def _write_channels(picture: Shown, place: Floats) -> None:
     """Into a place (3, H, W)."""
     tables = picture.table.numpy()
     height, width = picture.levels.shape[:2]
-    rows = max(1, _BLOCK // width)
+    rows = min(height, max(1, _BLOCK // width))
+    memory = np.empty((rows, width), np.intp)
     for top in range(0, height, rows):
-        block = slice(top, top + rows)
+        block = picture.levels[top : top + rows]
+        index = memory[: len(block)]
         for channel, table in enumerate(tables):
-            # The index of a level is always in the table; "clip" spares NumPy a copy that "raise" needs.
-            np.take(table, picture.levels[block, :, channel], out=place[channel, block], mode="clip")
+            index[:] = block[:, :, channel]
+            _look_up(table, index, place[channel, top : top + rows])
 
 
-def _patches(pictures: Sequence[Shown], patch: int) -> Floats:
+def _patches(pictures: Sequence[Shown], patch: int, buffers: Buffers) -> torch.Tensor:
     counts = [(picture.levels.shape[0] // patch) * (picture.levels.shape[1] // patch) for picture in pictures]
-    patches: Floats = _empty((sum(counts), patch * patch * 3), np.float32)
+    patches = buffers.empty((sum(counts), patch * patch * 3), torch.float32)
+    places: Floats = patches.numpy()
     start = 0
     for picture, count in zip(pictures, counts, strict=True):
-        _write_patches(picture, patch, patches[start : start + count])
+        _write_patches(picture, patch, places[start : start + count])
         start += count
     return patches
 
@@ -211,11 +223,13 @@ def _write_patches(picture: Shown, patch: int, place: Floats) -> None:
     source = picture.levels.reshape(rows, patch, columns, stripe).swapaxes(1, 2)
     target = place.reshape(rows, columns, patch, stripe)
     table = picture.table.numpy().reshape(-1)
-    shift = np.tile(np.array([0, 256, 512], dtype=np.uint16), patch)
-    step = max(1, _BLOCK // (columns * patch * stripe))
+    shift = np.tile(np.array([0, 256, 512]), patch)
+    step = min(rows, max(1, _BLOCK // (columns * patch * stripe)))
+    memory = np.empty((step, columns, patch, stripe), np.intp)
     for top in range(0, rows, step):
-        block = slice(top, top + step)
-        np.take(table, source[block] + shift, out=target[block], mode="clip")
+        block = source[top : top + step]
+        index = np.add(block, shift, out=memory[: len(block)])
+        _look_up(table, index, target[top : top + step])
 
 
 def gather_pixels(

@@ -39,7 +39,7 @@ from bagel_wds.config import Fidelity, Packing, Transport
 from bagel_wds.decode import decode_sample
 from bagel_wds.drops import Drops
 from bagel_wds.errors import BadSample, ConfigError, Reason, ShardError, Tally
-from bagel_wds.materialize import materialize_pack
+from bagel_wds.materialize import PackMemory, materialize_pack
 from bagel_wds.mixture import MixGroup, Mixture
 from bagel_wds.packer import BestFitPacker, GreedyPacker, UpstreamPacker
 from bagel_wds.planners import settle
@@ -488,6 +488,7 @@ def _materialize(
 ) -> Iterator[PackedBatch]:
     tally = Tally() if tally is None else tally
     drops: dict[str, Drops] = {}
+    memory = PackMemory.here()
 
     def on_bad(planned: SamplePlan, bad: BadSample) -> None:
         drops.setdefault(planned.group, Drops(planned.group, tally)).drop(
@@ -495,7 +496,7 @@ def _materialize(
         )
 
     for pack_ in packs:
-        batch = materialize_pack(pack_, rules, load, on_bad, transport)
+        batch = materialize_pack(pack_, rules, load, on_bad, transport, memory)
         if batch is None:
             continue
         batches += 1

@@ -10,7 +10,7 @@ from golden_rows import plan_tools, rows_of, transforms_of, view_loader
 
 from bagel_wds.decode import decode_sample
 from bagel_wds.errors import BadSample
-from bagel_wds.pixels import Shown, write_pixels
+from bagel_wds.pixels import Shown, allot, write_pixels
 from bagel_wds.planners import PLANNERS
 from bagel_wds.records import Kind, SamplePlan
 
@@ -39,12 +39,12 @@ def as_upstream(family: str, plan: SamplePlan) -> dict[str, Any]:
         }
         for segment in plan.segments
     ]
-    levels = dict(load(plan, plan.views))
+    views = list(dict.fromkeys(plan.views))
+    _, places = allot([view.size_hw for view in views])
+    assert load.fill([plan], [{view: [place] for view, place in zip(views, places, strict=True)}]) == [None]
     tensors = {
-        view: write_pixels([Shown(levels[view], load.table(plan.group, view.kind))], [], 14)["padded_images"][
-            0
-        ]
-        for view in plan.views
+        view: write_pixels([Shown(place, load.table(plan.group, view.kind))], [], 14)["padded_images"][0]
+        for view, place in zip(views, places, strict=True)
     }
     return {
         "num_tokens": plan.estimate - 2 * len(plan.segments),

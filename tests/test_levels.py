@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from PIL import Image
 from strategies import damaged
 
+from bagel_wds import images, jpeg
 from bagel_wds.config import Pixels
 from bagel_wds.errors import BadSample, Reason
-from bagel_wds.images import DecodedImage, EncodedImage, decode_rgb, read_header
+from bagel_wds.images import DecodedImage, EncodedImage, decode_rgb, decoders_agree, read_header
 from bagel_wds.resample import resize
 
 if TYPE_CHECKING:
@@ -75,9 +76,10 @@ OTHERS = {
 BOTH = {**JPEGS, **OTHERS}
 
 
+@pytest.mark.parametrize("path", [Pixels.FAST, Pixels.EXACT])
 @pytest.mark.parametrize("data", BOTH.values(), ids=BOTH)
-def test_fast_levels_are_pillows(data: bytes) -> None:
-    levels = EncodedImage(data).levels(Pixels.FAST, (1, 1))
+def test_levels_are_pillows(data: bytes, path: Pixels) -> None:
+    levels = EncodedImage(data).levels(path, (1, 1))
 
     assert np.array_equal(levels, np.asarray(decode_rgb(data)))
     assert levels.dtype == np.uint8
@@ -86,7 +88,7 @@ def test_fast_levels_are_pillows(data: bytes) -> None:
     assert levels.shape[:2] == EncodedImage(data).size_hw
 
 
-def test_fast_levels_of_photographs_are_pillows() -> None:
+def test_levels_of_photographs_are_pillows() -> None:
     encoded = [
         *pq.read_table(REAL / "t2i/chunk_0.parquet")["image"].to_pylist(),
         *(path.read_bytes() for path in sorted((REAL / "vlm/images").glob("*.jpg"))),
@@ -95,6 +97,20 @@ def test_fast_levels_of_photographs_are_pillows() -> None:
     assert len(encoded) >= 9
     for data in encoded:
         assert np.array_equal(EncodedImage(data).levels(Pixels.FAST, (1, 1)), np.asarray(decode_rgb(data)))
+        assert np.array_equal(EncodedImage(data).levels(Pixels.EXACT, (1, 1)), np.asarray(decode_rgb(data)))
+
+
+def test_the_decoders_of_this_machine_agree() -> None:
+    assert decoders_agree()
+
+
+def test_where_they_do_not_exact_levels_are_decoded_by_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+    monkeypatch.setattr(images, "decoders_agree", lambda: False)
+    monkeypatch.setattr(jpeg, "decode", lambda data, size_hw: decoded.append(size_hw))
+    EncodedImage(JPEGS["4:2:0"]).levels(Pixels.EXACT, (1, 1))
+
+    assert not decoded
 
 
 def test_a_picture_as_upstream_has_it_is_left_to_pillow() -> None:
@@ -106,9 +122,10 @@ def test_a_picture_as_upstream_has_it_is_left_to_pillow() -> None:
         assert cut.levels(path, (1, 1)).shape == (61, 83, 3)
 
 
-def verdict(picture: EncodedImage, path: Pixels) -> tuple[Reason, str] | bytes:
+def verdict(picture: EncodedImage, path: Pixels | None) -> tuple[Reason, str] | bytes:
+    """The pixels on a path, or why there are none; None asks Pillow alone."""
     try:
-        return picture.levels(path, (1, 1)).tobytes()
+        return picture.rgb().tobytes() if path is None else picture.levels(path, (1, 1)).tobytes()
     except BadSample as bad:
         return bad.reason, bad.detail
 
@@ -119,8 +136,8 @@ def test_c41_a_cut_jpeg_is_refused_as_pillow_refuses_it(name: str, share: float)
     data = JPEGS[name]
     picture = EncodedImage(data[: int(len(data) * share)])
 
-    assert verdict(picture, Pixels.FAST) == verdict(picture, Pixels.EXACT)
-    assert verdict(picture, Pixels.DRAFT) == verdict(picture, Pixels.EXACT)
+    for path in Pixels:
+        assert verdict(picture, path) == verdict(picture, None)
     if share < 0.99:
         assert verdict(picture, Pixels.FAST)[0] in (Reason.IMAGE_TRUNCATED, Reason.IMAGE_UNREADABLE)
 
@@ -131,7 +148,7 @@ def test_c41_a_cut_jpeg_is_refused_as_pillow_refuses_it(name: str, share: float)
 def test_a_damaged_jpeg_has_pillows_pixels_or_pillows_verdict(data: bytes) -> None:
     picture = EncodedImage(data)
 
-    assert verdict(picture, Pixels.FAST) == verdict(picture, Pixels.EXACT)
+    assert verdict(picture, Pixels.FAST) == verdict(picture, Pixels.EXACT) == verdict(picture, None)
 
 
 @pytest.mark.parametrize("path", Pixels)

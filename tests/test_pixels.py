@@ -121,7 +121,7 @@ def test_places_lie_one_after_another_in_one_memory() -> None:
     assert [place.shape for place in places] == [(*size, 3) for size in sizes]
     assert memory.tolist() == [0] * 18 + [1] * 12 + [2] * 75
     nothing, none = allot([])
-    assert (nothing.size, none) == (0, [])
+    assert (nothing.numel(), none) == (0, [])
 
 
 def test_each_table_travels_once() -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from bagel_wds.config import Pixels
 from bagel_wds.geometry import ResizeRule
-from bagel_wds.resample import kernel_keeps, resize
+from bagel_wds.resample import kernel_keeps, resize, resize_into
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,3 +167,26 @@ def test_exact_is_pillows_bits_and_the_same_size_the_same_array() -> None:
         assert np.array_equal(resize(photograph, size, Pixels.EXACT), by_pillow(photograph, size))
     own: Any = photograph.shape[:2]
     assert resize(photograph, own, Pixels.FAST) is photograph
+
+
+@pytest.mark.parametrize(
+    ("size", "to"),
+    [((800, 601), (600, 523)), ((601, 800), (523, 600)), ((1200, 61), (300, 97)), ((300, 400), (293, 200))],
+    ids=["height 3:4", "width 3:4", "height first", "width 1:2"],
+)
+def test_an_axis_that_the_kernel_cannot_keep_is_pillows_alone(
+    size: tuple[int, int], to: tuple[int, int]
+) -> None:
+    for pixels in (noise(*size), noise(*size, seed=1)):
+        levels, share = apart(pixels, to)
+        assert levels <= 2
+        assert share < 0.01
+
+
+def test_a_resize_writes_into_its_place_alone() -> None:
+    around = np.full((3, 40, 50, 3), 7, np.uint8)
+    for path in Pixels:
+        resize_into(noise(60, 77), around[1], path)
+
+        assert np.array_equal(around[1], resize(noise(60, 77), (40, 50), path))
+        assert (around[[0, 2]] == 7).all()
