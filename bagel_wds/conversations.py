@@ -144,7 +144,9 @@ def _read_turn(turn: Any, where: str, *, upstream: bool) -> Turn:
         return Turn(speaker, tuple(_read_parts(content, where, may_show=speaker == "human")))
     if not isinstance(content, str):
         raise _bad_turns(f"{where}: `{what}` is {name_type(content)}, neither a string nor a list of parts")
-    pieces = _WRITTEN_TAGS.split(content) if speaker == "human" else [content]
+    if speaker != "human":
+        return Turn(speaker, (content,) if content else ())
+    pieces = _WRITTEN_TAGS.split(content)
     # A split has what it split at in the odd places.
     return Turn(speaker, tuple(Tag(piece) if i % 2 else piece for i, piece in enumerate(pieces) if piece))
 
@@ -175,9 +177,11 @@ def _read_parts(parts: list[Any], where: str, *, may_show: bool) -> Iterator[str
 
 def _filled(turn: Any, names: Iterable[str]) -> str | None:
     """The first of some names under which a turn, or a part, has something."""
-    return (
-        next((name for name in names if turn.get(name) is not None), None) if isinstance(turn, dict) else None
-    )
+    if isinstance(turn, dict):
+        for name in names:
+            if turn.get(name) is not None:
+                return name
+    return None
 
 
 def _bad_turns(detail: str) -> BadSample:

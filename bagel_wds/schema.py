@@ -10,6 +10,7 @@ asks for more than that (of a TIFF, which Pillow turns when it opens it, both ar
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
@@ -82,12 +83,18 @@ VIDEO_EXTENSIONS = frozenset({"mp4", "mkv", "webm", "mov", "avi"})
 MEDIA_EXTENSIONS = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
 
 
-def media_fields(names: Iterable[str]) -> list[tuple[bool, list[str]]]:
+def media_fields(names: Iterable[str]) -> tuple[tuple[bool, tuple[str, ...]], ...]:
     """The fields of a sample that hold media, one entry a medium, in numeric order: (is a clip, its fields).
 
     `0.jpg` is an image; `1.000.jpg`, `1.001.jpg` are the frames of a clip. Fields of other tools (`jpg`,
     `input.png`) are images.
     """
+    return _media_fields(tuple(names))
+
+
+@lru_cache(maxsize=1024)
+def _media_fields(names: tuple[str, ...]) -> tuple[tuple[bool, tuple[str, ...]], ...]:
+    """Most samples of a dataset have the same fields."""
     media: dict[str, tuple[bool, list[str]]] = {}
     for name in sorted(names, key=natural):
         stem, _, ext = name.rpartition(".")
@@ -96,7 +103,7 @@ def media_fields(names: Iterable[str]) -> list[tuple[bool, list[str]]]:
         clip = re.fullmatch(r"(\d+)\.\d+", stem)
         medium = clip.group(1) + "." if clip else name
         media.setdefault(medium, (clip is not None, []))[1].append(name)
-    return list(media.values())
+    return tuple((is_clip, tuple(fields)) for is_clip, fields in media.values())
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
