@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from bagel_wds.mixture import Mixture
     from bagel_wds.packer import Packer
     from bagel_wds.records import Picture
+    from bagel_wds.skips import Skips
     from bagel_wds.state import Refs
 
     Replan = Callable[[str, Sequence[SampleRef]], Sequence[SamplePlan]]
-    FetchMedia = Callable[[str, Sequence[SampleRef]], Sequence[tuple[tuple[Picture, ...], ...]]]
+    FetchMedia = Callable[[str, Sequence[SampleRef]], Sequence[tuple[tuple[Picture, ...], ...] | None]]
 
 
 @dataclass
@@ -33,10 +34,12 @@ class GroupBook:
     Attributes:
         cursor: the next sample to read; at the start, where to go on from.
         buffer: of the shuffle.
+        skips: what was left out, since its shard cannot be read; None where that is an error.
     """
 
     cursor: Cursor = field(default_factory=Cursor)
     buffer: ShuffleBuffer = field(default_factory=ShuffleBuffer)
+    skips: Skips | None = None
 
 
 @dataclass
@@ -47,7 +50,7 @@ class StreamBook:
         start: the state that the stream went on from.
         groups: where each group is.
         replan: plans of samples of a group by their references.
-        fetch_media: their encoded pictures.
+        fetch_media: their encoded pictures; None for a sample that is lost.
         memory: of the worker.
         batches: how many batches the stream has given.
     """
@@ -83,7 +86,8 @@ class StreamBook:
             name: [ref for ref, own in zip(listed, groups, strict=True) if own == name] for name in groups
         }
         plans = {name: iter(self.replan(name, own)) for name, own in by_group.items()}
-        # A sample may be gone that planned well before: the budget, or the recipe, was changed on purpose.
+        # A sample may be gone that planned well before: the budget, or the recipe, was changed on purpose, or its shard
+        # cannot be read any more.
         return [plan for name in groups if (plan := next(plans[name], None)) is not None]
 
     def put_away(self, plan: SamplePlan) -> SamplePlan:
@@ -98,16 +102,19 @@ class StreamBook:
             self.memory.give_back(plan.ref.length)
 
     def whole(self, plans: Sequence[SamplePlan]) -> tuple[SamplePlan, ...]:
-        """The plans with their pictures; those that were put away without are fetched, of each group together."""
+        """The plans with their pictures; those that were put away without are fetched, of each group together.
+
+        A plan whose pictures are lost is left out.
+        """
         bare: dict[str, list[SampleRef]] = {}
         for plan in plans:
             if plan.views and not plan.media:
                 bare.setdefault(plan.group, []).append(_ref_of(plan.ref))
         media = {group: iter(self.fetch_media(group, refs)) for group, refs in bare.items()}
-        return tuple(
-            replace(plan, media=next(media[plan.group])) if plan.views and not plan.media else plan
-            for plan in plans
-        )
+        found = [
+            (plan, next(media[plan.group]) if plan.views and not plan.media else plan.media) for plan in plans
+        ]
+        return tuple(replace(plan, media=own) for plan, own in found if own is not None)
 
     def snapshot(self, packer: Packer, mixture: Mixture) -> StreamState:
         """The state after the pack that was just closed.
@@ -123,6 +130,7 @@ class StreamBook:
                     shuffled=book.buffer.refs(),
                     taken=book.buffer.taken,
                     ended=not mixture.has(name),
+                    skipped=book.skips.lost if book.skips else (),
                 )
                 for name, book in self.groups.items()
             },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ import orjson
 import typer
 
 from bagel_wds import storage
-from bagel_wds.console import clean_errors, format_size
+from bagel_wds.console import clean_errors, format_size, parse_size
 from bagel_wds.converters.cli import check, convert
 from bagel_wds.converters.progress import Step, progress
 from bagel_wds.converters.record import as_text
@@ -21,6 +21,10 @@ from bagel_wds.errors import BadSample
 from bagel_wds.images import read_header
 from bagel_wds.manifest import read_manifest
 from bagel_wds.orphans import end_with_parent
+from bagel_wds.plan.load import load_config, parse_tokens
+from bagel_wds.plan.run import plan_run
+from bagel_wds.plan.text import plan_lines
+from bagel_wds.redact import redact
 from bagel_wds.schema import IMAGE_EXTENSIONS, media_fields
 from bagel_wds.show import Contents, Holding, find_holdings, find_sample, look_into
 from bagel_wds.verify import find_manifests, verify_shards
@@ -116,6 +120,57 @@ def _print_findings(found: Findings) -> None:
 
 
 @app.command()
+def plan(
+    config: Annotated[
+        str, typer.Argument(help="The mixture, or a file of settings (fields of BagelDatasetConfig).")
+    ],
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks: processes that train.")],
+    workers: Annotated[int, typer.Option(min=0, help="DataLoader workers of each rank.")],
+    info: Annotated[str | None, typer.Option(help="The dataset info: where the shards lie.")] = None,
+    num_streams: Annotated[
+        int | None, typer.Option(help="Streams of the run; else the settings', else one a rank and worker.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A setting, such as max_latent_size=64; may come again."
+        ),
+    ] = None,
+    tokens_per_sample: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GROUP=N", help="Mean tokens of a sample of a group; may come again."),
+    ] = None,
+    sample_index: Annotated[
+        bool, typer.Option("--sample-index", help="Judge the other groups' by one index of each dataset.")
+    ] = False,
+    text_tokens: Annotated[int, typer.Option(min=0, help="How long --sample-index takes a text to be.")] = 64,
+    step_seconds: Annotated[float, typer.Option(help="How long a training step takes.")] = 1.0,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What a worker may have, such as 8GiB; more is told.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Say what a run would look like, from its settings and manifests; no shard is read."""
+    with clean_errors():
+        settings = load_config(config, info, changes or [])
+        found = plan_run(
+            settings if num_streams is None else replace(settings, num_streams=num_streams),
+            world_size,
+            workers,
+            tokens=parse_tokens(tokens_per_sample or []),
+            sample_index=sample_index,
+            text_tokens=text_tokens,
+            step_seconds=step_seconds,
+            memory_limit=None if memory is None else parse_size(memory),
+        )
+    if as_json:
+        typer.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
+    else:
+        for line in plan_lines(found):
+            typer.echo(line)
+
+
+@app.command()
 def show(
     path: Annotated[
         str, typer.Argument(help="A tar, a folder or manifest of a dataset, or a dataset info file.")
@@ -184,7 +239,7 @@ def _size(size_hw: tuple[int, int]) -> str:
 
 
 def _print_sample(sample: Mapping[str, Any]) -> None:
-    typer.echo(f"{sample['__key__']} in {sample['__url__']}")
+    typer.echo(f"{sample['__key__']} in {redact(sample['__url__'])}")
     text = sample.get("json")
     if text is None:
         typer.echo("no json member")

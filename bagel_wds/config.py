@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hints
@@ -19,10 +19,12 @@ from bagel_wds import storage
 from bagel_wds.errors import ConfigError
 from bagel_wds.frames import FrameRule
 from bagel_wds.geometry import ResizeRule
+from bagel_wds.redact import redact
 from bagel_wds.schema import SampleKind  # noqa: TC001 - pydantic reads the annotation
+from bagel_wds.storage import StorageOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from transformers import PreTrainedTokenizerBase
 
@@ -58,6 +60,15 @@ class Transport(StrEnum):
     """Normalized floats, as upstream has them. The default."""
     UINT8 = "uint8"
     """Levels, a quarter of the bytes; `SimpleCustomBatch.to` makes the same floats of them on the device."""
+
+
+class OnShardError(StrEnum):
+    """What becomes of a run when a shard cannot be read, after the last try."""
+
+    RAISE = "raise"
+    """It stops with an error that names the shard and the place. The default."""
+    SKIP = "skip"
+    """It goes on without the rest of that shard: counted, told of, and never more than `max_skipped`."""
 
 
 class Packing(StrEnum):
@@ -262,8 +273,12 @@ def _nearest(path: Sequence[int | str], kind: type) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
 
 
-def load_mapping(path: str) -> dict[str, Any]:
+def load_mapping(path: str, options: StorageOptions | None = None) -> dict[str, Any]:
     """A YAML or JSON file whose top level is a mapping.
+
+    Args:
+        path: of it, or its URL.
+        options: how its store is reached.
 
     Raises:
         ConfigError: if it cannot be read or is no mapping.
@@ -271,8 +286,12 @@ def load_mapping(path: str) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - only where a file is read
 
     try:
-        text = storage.read_bytes(path).decode("utf-8-sig")
-        value = json.loads(text) if os.fspath(path).endswith(".json") else yaml.load(text, _strict_loader())  # noqa: S506 - a SafeLoader
+        text = storage.read_bytes(path, options).decode("utf-8-sig")
+        value = (
+            json.loads(text)
+            if storage.base_name(path).endswith(".json")
+            else yaml.load(text, _strict_loader())  # noqa: S506 - a SafeLoader
+        )
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML or JSON: {error}") from error
     if not isinstance(value, dict):
@@ -298,7 +317,29 @@ def _strict_loader() -> Any:
     return Loader
 
 
-def resolve_mapping(inline: Mapping[str, object] | None, path: str | None, name: str) -> dict[str, object]:
+def parse_storage(block: StorageOptions | Mapping[str, object] | None) -> StorageOptions | None:
+    """The setting `storage`.
+
+    Raises:
+        ConfigError: for a key that is not known, or that looks like a credential.
+    """
+    if block is None or isinstance(block, StorageOptions):
+        return block
+    for key in block if isinstance(block, Mapping) else ():
+        if _CREDENTIAL.search(str(key)):
+            raise ConfigError(
+                f"storage: {key!r} looks like a credential, and settings end up in logs and repositories; set it in the "
+                "environment (such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), see docs/object-storage.md"
+            )
+    return validate(StorageOptions, block, "storage")
+
+
+_CREDENTIAL = re.compile(r"key|secret|token|passw|credential|sas|signature", re.IGNORECASE)
+
+
+def resolve_mapping(
+    inline: Mapping[str, object] | None, path: str | None, name: str, options: StorageOptions | None = None
+) -> dict[str, object]:
     """The mapping given inline, or else the one in the file.
 
     Raises:
@@ -310,7 +351,7 @@ def resolve_mapping(inline: Mapping[str, object] | None, path: str | None, name:
         return dict(inline)
     if path is None:
         raise ConfigError(f"neither {name} nor {name}_path is given; give one")
-    return load_mapping(path)
+    return load_mapping(path, options)
 
 
 @dataclass(frozen=True)
@@ -344,13 +385,17 @@ class BagelDatasetConfig:
         packing: "greedy" or "best_fit".
         look_ahead, look_ahead_bytes: bounds of the planned samples that "best_fit" chooses from, in a stream; one
             sample is always there, and the last to come in may be over the second.
-        read_ahead_bytes: how far a local shard is read ahead of the sample that is wanted, in each group of a stream;
-            0 reads nothing ahead.
+        read_ahead_bytes: how far a shard is read ahead of the sample that is wanted: of local ones in each group of a
+            stream, by the system; of others in each group of a worker, whose streams share it. 0 reads nothing ahead.
         memory_bytes: of encoded samples that wait, in one worker; those above it are forgotten and read again when
             their turn comes. It changes no batch.
         pixels: "fast", "exact" or "draft"; None is fast, and exact under `fidelity="upstream"`.
         transport: "float32", or "uint8", whose batches become whole by `batch.to(device)`.
         decode_threads: threads of a worker that decode and resize the pictures of a pack. They change no batch.
+        on_shard_error: "raise" or "skip": what happens when a shard cannot be read, after the last try.
+        max_skipped: with "skip", the share of a group's samples that may be lost in an epoch; more is an error.
+        storage: how buckets are reached, a `StorageOptions` or a mapping of its fields; None is as the environment says.
+            It changes no batch, and a run may be resumed with another one.
     """
 
     grouped_datasets: Mapping[str, object] | None = None
@@ -385,6 +430,9 @@ class BagelDatasetConfig:
     pixels: str | None = None
     transport: str = "float32"
     decode_threads: int = 1
+    on_shard_error: str = "raise"
+    max_skipped: float = 0.01
+    storage: StorageOptions | Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
         if self.fidelity not in list(Fidelity):
@@ -399,6 +447,9 @@ class BagelDatasetConfig:
                 "default fidelity"
             )
         self._check_pixels()
+        self._check_skips()
+        # Parsed once: workers, which get the result, need not import what checks it.
+        object.__setattr__(self, "storage", parse_storage(self.storage))
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not _is_integer(value) or value < least:
@@ -416,6 +467,10 @@ class BagelDatasetConfig:
                 "a pack would never be full; lower the first or raise the second"
             )
 
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+        return redact(f"{type(self).__name__}({settings})")
+
     def _check_pixels(self) -> None:
         if self.pixels is not None and self.pixels not in list(Pixels):
             raise ConfigError(f"pixels={self.pixels!r} is none of {', '.join(map(repr, map(str, Pixels)))}")
@@ -428,6 +483,24 @@ class BagelDatasetConfig:
             raise ConfigError(
                 f"transport={self.transport!r} is none of {', '.join(map(repr, map(str, Transport)))}"
             )
+
+    def _check_skips(self) -> None:
+        if self.on_shard_error not in list(OnShardError):
+            raise ConfigError(
+                f"on_shard_error={self.on_shard_error!r} is none of {', '.join(map(repr, map(str, OnShardError)))}"
+            )
+        if self.on_shard_error == OnShardError.SKIP and self.fidelity == Fidelity.UPSTREAM:
+            raise ConfigError(
+                'on_shard_error="skip": fidelity="upstream" draws in call order and cannot go on without samples; take '
+                "the default fidelity"
+            )
+        if not 0 <= self.max_skipped <= 1:
+            raise ConfigError(f"max_skipped={self.max_skipped} is no share: it must lie in 0..1")
+
+    @property
+    def storage_options(self) -> StorageOptions | None:
+        """The setting `storage`; None where the environment says how buckets are reached."""
+        return self.storage if isinstance(self.storage, StorageOptions) else None
 
     @property
     def pixel_path(self) -> Pixels:

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import logging
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from bagel_wds import storage
-from bagel_wds.config import BagelDatasetConfig, Fidelity, GroupConfig, resolve_mapping
+from bagel_wds.config import BagelDatasetConfig, Fidelity
 from bagel_wds.errors import ConfigError, Tally
-from bagel_wds.pipeline import Run, fingerprint, padding_batch, stream_pipeline, upstream_pipeline
+from bagel_wds.groups import find_shards, resolve, streams_for
+from bagel_wds.pipeline import (
+    Run,
+    fingerprint,
+    padding_batch,
+    skip_limits,
+    stream_pipeline,
+    upstream_pipeline,
+)
 from bagel_wds.ranks import find_rank
 from bagel_wds.rng import CallOrderDraws, upstream_iter_seed
-from bagel_wds.shards import Shard, count_samples, list_shards
+from bagel_wds.shards import count_samples
+from bagel_wds.skips import check_together
 from bagel_wds.state import ALLOWED, LoaderState, StreamState, batches_of, changes, stats_of
 from bagel_wds.streams import check_split, streams_of
 from bagel_wds.tokens import check_tokenizer, control_ids
-from bagel_wds.wiring import groups_of, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
     from bagel_wds.batch import PackedBatch
 
 logger = logging.getLogger(__name__)
-
-RAW_KEYS = ("data_dir", "jsonl_path", "parquet_info_path", "num_files")
-"""Keys of upstream's dataset info, which speak of raw sources."""
 
 
 class PackedDataset(IterableDataset[dict[str, Any]]):
@@ -101,24 +103,14 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         )
         if dataset_info is not None:
             config = replace(config, dataset_info=dataset_info, dataset_info_path=None)
-        info = resolve_mapping(config.dataset_info, config.dataset_info_path, "dataset_info")
         ids = control_ids(special_tokens)
         check_tokenizer(tokenizer, ids)
-        folder = config.dataset_info_path and storage.parent(config.dataset_info_path)
-        shards = {
-            name: _shards_of(name, group, info, folder or None) for name, group in groups_of(config).items()
-        }
+        shards = find_shards(config)
         self.rank = local_rank
         self.world_size = world_size
         self.num_workers = num_workers
         self.global_seed = global_seed
-        num_streams = config.num_streams or world_size * max(1, num_workers)
-        if config.fidelity == Fidelity.UPSTREAM and num_streams != world_size * max(1, num_workers):
-            raise ConfigError(
-                f'fidelity="upstream" has one stream a rank and worker, here {world_size * max(1, num_workers)}; '
-                f"leave num_streams={num_streams} out"
-            )
-        check_split(num_streams, world_size, num_workers)
+        num_streams = streams_for(config, world_size, num_workers)
         self._run = Run(
             config=config,
             shards=shards,
@@ -128,6 +120,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             draw_seed=config.data_seed if global_seed is None else global_seed,
             order_seed=config.data_seed,
         )
+        self._skip_limits = skip_limits(self._run)
         self._state = LoaderState(fingerprint(self._run), num_streams)
         self._latest: dict[int, StreamState] = {}
         logger.info(
@@ -227,6 +220,14 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
                 "use the default fidelity to resume"
             )
 
+    def check_skipped(self, streams: Iterable[StreamState]) -> None:
+        """Refuse to go on once these streams have together skipped more than the settings' `max_skipped` of a group.
+
+        Raises:
+            ShardError: naming the group and the figures.
+        """
+        check_together(self._skip_limits, streams)
+
     def stats(self) -> dict[str, Any]:
         """What the streams of this process have read, packed, held back and dropped, by group."""
         return stats_of({**self._state.streams, **self._latest}.values())
@@ -306,65 +307,6 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             # No bookmark, but its counts.
             self._latest[stream] = StreamState(stream, counts=tally.as_dict())
             yield batch
-
-
-def _shards_of(
-    name: str, group: GroupConfig, info: Mapping[str, object], folder: str | None
-) -> tuple[Shard, ...]:
-    """The shards of a group's datasets, in the order of `dataset_names`.
-
-    A relative path is looked for from the current folder, then from that of the info file.
-
-    Raises:
-        ConfigError: for a dataset that the info lacks, or one that is not in shards.
-    """
-    datasets = info.get(name)
-    if not isinstance(datasets, dict):
-        raise ConfigError(f"dataset_info has no group {name!r}; it has {', '.join(map(str, info)) or 'none'}")
-    shards: list[Shard] = []
-    for dataset in group.dataset_names:
-        entry = datasets.get(dataset)
-        where = f"dataset_info[{name!r}][{dataset!r}]"
-        if not isinstance(entry, dict):
-            close = difflib.get_close_matches(dataset, map(str, datasets), n=1)
-            hint = (
-                f"did you mean {close[0]!r}?"
-                if close
-                else f"the group has {', '.join(map(str, datasets)) or 'none'}"
-            )
-            raise ConfigError(f"{where} is missing; {hint}")
-        if "shards" not in entry:
-            raw = [key for key in RAW_KEYS if key in entry]
-            hint = (
-                "run `bagel-wds convert` on it, and take the info file that it writes"
-                if raw
-                else "name its `shards:`"
-            )
-            raise ConfigError(
-                f"{where} names no shards, but {', '.join(map(str, entry)) or 'nothing'}; {hint}"
-            )
-        spec = entry["shards"]
-        if not isinstance(spec, str) and not (
-            isinstance(spec, list) and all(isinstance(part, str) for part in spec)
-        ):
-            raise ConfigError(
-                f"{where}: shards is {spec!r}; a path, a pattern or a list of them belongs there"
-            )
-        shards += _listed(spec, dataset, where, folder)
-    if count_samples(shards) == 0:
-        raise ConfigError(f"group {name!r}: its {len(shards)} shards hold no sample")
-    return tuple(shards)
-
-
-def _listed(spec: str | list[str], dataset: str, where: str, folder: str | None) -> list[Shard]:
-    try:
-        return list_shards(spec, dataset)
-    except ConfigError as error:
-        paths = [spec] if isinstance(spec, str) else spec
-        if folder is not None:
-            with suppress(ConfigError):
-                return list_shards([storage.join(folder, path) for path in paths], dataset)
-        raise ConfigError(f"{where}: {error}") from error
 
 
 def make_bagel_multimodal_dataset(  # noqa: D417 - the fields are described where they live

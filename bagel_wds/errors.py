@@ -5,8 +5,8 @@ Three kinds, so that a caller knows what to do by the type alone:
 * `ConfigError`: the settings cannot work. Raised before any data is read; the message names the setting, the
   values and what to set instead.
 * `ShardError`: a shard cannot be trusted as a whole (cut short, not a tar, members of one sample apart).
-* `BadSample`: one sample cannot be used. Only this one is ever skipped: the stage that meets it counts it in a
-  `Tally` by its `Reason` and goes on.
+* `BadSample`: one sample cannot be used. The stage that meets it counts it in a `Tally` by its `Reason` and goes on.
+  Nothing else is ever skipped, unless the settings say `on_shard_error="skip"`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from bagel_wds.redact import redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,6 +66,8 @@ class Reason(StrEnum):
     """Conditioning dropout left nothing of the sample."""
     OVER_LENGTH = "over_length"
     """The sample needs more tokens than a sample, or a pack, may have."""
+    SHARD_UNREADABLE = "shard_unreadable"
+    """Only with `on_shard_error="skip"`: the sample's shard cannot be read from here on."""
     LOST = "lost"
     """Only with `fidelity="upstream"`: the sample closed a pack, and upstream does not keep it."""
 
@@ -71,9 +75,15 @@ class Reason(StrEnum):
 class ConfigError(ValueError):
     """Settings that cannot work; the message says which, why, and what to set instead."""
 
+    def __init__(self, message: object = "") -> None:
+        super().__init__(redact(str(message)))
+
 
 class ShardError(RuntimeError):
     """A shard that cannot be read as a whole; the message names the shard and the place in it."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(redact(str(message)))
 
 
 class NoUsableSampleError(RuntimeError):
@@ -123,9 +133,9 @@ class Tally:
     def __setitem__(self, place: tuple[str, str], count: int) -> None:
         self._counts[place] = count
 
-    def drop(self, group: str, reason: Reason) -> int:
-        """Count one dropped sample of a group; returns how many were dropped for that reason so far."""
-        self._drops[group, reason] += 1
+    def drop(self, group: str, reason: Reason, count: int = 1) -> int:
+        """Count dropped samples of a group; returns how many were dropped for that reason so far."""
+        self._drops[group, reason] += count
         return self._drops[group, reason]
 
     def drops(self, group: str) -> Mapping[Reason, int]:

@@ -149,6 +149,8 @@ class PackedLoader:
             streams={**self._state.streams, state.stream: state},
         )
         self._newest = self._state.streams
+        if any(group.skipped for group in state.groups.values()):
+            self._dataset.check_skipped(self._newest.values())
 
     def _until_all_ended(self, batches: Iterator[SimpleCustomBatch]) -> Iterator[SimpleCustomBatch]:
         """Whole rounds, one batch of each stream of this rank, as long as the pass goes on for any rank."""

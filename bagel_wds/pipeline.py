@@ -15,18 +15,21 @@ import torch
 import webdataset as wds
 import xxhash
 
-from bagel_wds import stages
+from bagel_wds import stages, storage
 from bagel_wds.batch import PackedBatch
 from bagel_wds.bookmark import GroupBook, StreamBook
-from bagel_wds.config import Packing
-from bagel_wds.errors import Tally
+from bagel_wds.config import OnShardError, Packing
+from bagel_wds.errors import ConfigError, ShardError, Tally
+from bagel_wds.groups import groups_of, transforms_of
 from bagel_wds.layout import KEY_ORDER, lay_out
+from bagel_wds.prefetch import ReadAhead
 from bagel_wds.reader import fetch
-from bagel_wds.records import Kind, SamplePlan, Segment
+from bagel_wds.records import Kind, Lost, SamplePlan, Segment
 from bagel_wds.shards import Shard, count_samples
 from bagel_wds.shuffle import Memory, ShuffleBuffer, reference
+from bagel_wds.skips import SkipLimit, Skips
 from bagel_wds.state import GroupState, StreamState, unpack_refs
-from bagel_wds.wiring import dropout_rates, groups_of, layout_rules, pack_limits, transforms_of
+from bagel_wds.wiring import dropout_rates, layout_rules, pack_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
     from bagel_wds.config import BagelDatasetConfig, GroupConfig
     from bagel_wds.records import Picture, SampleRef
     from bagel_wds.rng import Draws
+    from bagel_wds.storage import StorageOptions
+
+
+STRETCHES = 8
+"""Of a shuffle whose shards are not local, fetched together where nothing but places is there."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class Run:
         pass_epochs: of a finite pass; None is a run without end.
         repeat: a stream whose pass is over goes on with the next epoch.
         memory: what the streams of one worker share for samples that wait.
+        ahead: likewise, what they hold of each group's shards before it is wanted.
     """
 
     config: BagelDatasetConfig
@@ -65,9 +74,12 @@ class Run:
     pass_epochs: int | None = None
     repeat: bool = False
     memory: Memory = field(init=False, repr=False, compare=False)
+    ahead: Mapping[str, ReadAhead] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", Memory(self.config.memory_bytes))
+        ahead = {name: ReadAhead(self.config.read_ahead_bytes) for name in self.shards}
+        object.__setattr__(self, "ahead", ahead)
 
     @property
     def epochs(self) -> int | None:
@@ -84,9 +96,12 @@ def stream_pipeline(run: Run, start: StreamState, tally: Tally) -> wds.DataPipel
         tally: of samples read, packed and dropped.
     """
     config, seed, stream = run.config, run.draw_seed, start.stream
-    books = {name: _open_book(run, name, start.groups.get(name, GroupState())) for name in run.shards}
+    books = {name: _open_book(run, name, start.groups.get(name, GroupState()), tally) for name in run.shards}
     groups = {name: _group_pipeline(run, name, stream, tally, book=books[name]) for name in run.shards}
-    book = StreamBook(start, books, partial(_replan, run, tally), partial(_fetch_media, run), run.memory)
+    skips = {name: book.skips for name, book in books.items()}
+    book = StreamBook(
+        start, books, partial(_replan, run, tally, skips), partial(_fetch_media, run, skips), run.memory
+    )
     return wds.DataPipeline(
         stages.mix(groups, config, seed=seed, stream=stream),
         stages.pack(config, stream=stream, tally=tally, book=book),
@@ -134,29 +149,111 @@ def _group_pipeline(
             epochs=run.epochs,
             book=book,
         ),
-        stages.read(config, book=book),
+        stages.read(config, book=book, ahead=run.ahead[name]),
         *shuffled,
         stages.decode(config, name, tally=tally, group_size=size),
         stages.plan(config, name, run.tokenizer, seed=seed, draws=draws, tally=tally, group_size=size),
     )
 
 
-def _open_book(run: Run, group: str, state: GroupState) -> GroupBook:
+def _open_book(run: Run, group: str, state: GroupState, tally: Tally) -> GroupBook:
     """The book of a group as its state left it; what its shuffle held is fetched when it is let out."""
     held = map(reference, unpack_refs(state.shuffled))
-    fetch = partial(fetch_samples, run.shards[group])
-    return GroupBook(state.cursor, ShuffleBuffer(held, state.taken, fetch, run.memory))
+    shards = run.shards[group]
+    limit = skip_limits(run).get(group)
+    skips = Skips(group, tally, limit, state.skipped) if limit else None
+    lose = partial(_lose, shards, skips) if skips else None
+    buffer = ShuffleBuffer(
+        held,
+        state.taken,
+        partial(fetch_samples, shards, options=run.config.storage_options),
+        run.memory,
+        lose,
+        1 if storage.is_local(shards[0].url) else STRETCHES,
+    )
+    return GroupBook(state.cursor, buffer, skips)
 
 
-def fetch_samples(shards: Sequence[Shard], refs: Sequence[SampleRef]) -> list[dict[str, Any]]:
+def skip_limits(run: Run) -> dict[str, SkipLimit]:
+    """How much of each group may be skipped; empty where nothing may be.
+
+    Raises:
+        ConfigError: if it is not known how many samples a shard holds, so that what is lost could not be counted.
+    """
+    if run.config.on_shard_error != OnShardError.SKIP:
+        return {}
+    for name, listed in run.shards.items():
+        unknown = [shard.url for shard in listed if shard.samples is None]
+        if unknown:
+            raise ConfigError(
+                f'on_shard_error="skip" counts what is lost, and nothing says how many samples {len(unknown)} shards of group '
+                f"{name!r} hold, such as {unknown[0]}; name a manifest or a wids shard list as its `shards:`"
+            )
+    return {
+        name: SkipLimit(run.config.max_skipped, count_samples(listed) or 0, run.num_streams)
+        for name, listed in run.shards.items()
+    }
+
+
+def _lose(
+    shards: Sequence[Shard],
+    skips: Skips,
+    refs: Sequence[SampleRef],
+    error: ShardError,
+    *,
+    were_read: bool = False,
+) -> None:
+    """Skip samples of one shard that cannot be fetched."""
+    lost = [Lost(ref.shard, ref.offset, 1, ref.epoch) for ref in refs]
+    skips.skip(shards[refs[0].shard].url, lost, error, were_read=were_read)
+
+
+def fetch_samples(
+    shards: Sequence[Shard], refs: Sequence[SampleRef], options: StorageOptions | None = None
+) -> list[dict[str, Any]]:
     """Samples of a group by their references, as `stages.read` gives them."""
-    found = fetch([(shards[ref.shard].url, ref.offset, ref.length) for ref in refs])
+    found = fetch([(shards[ref.shard].url, ref.offset, ref.length) for ref in refs], options)
     return [
         stages.placed(sample, ref, shards[ref.shard].dataset) for sample, ref in zip(found, refs, strict=True)
     ]
 
 
-def _replan(run: Run, tally: Tally, group: str, refs: Sequence[SampleRef]) -> Sequence[SamplePlan]:
+def _fetch_again(
+    run: Run, group: str, skips: Skips | None, refs: Sequence[SampleRef]
+) -> list[dict[str, Any] | None]:
+    """Samples that were read before, by their references; None for one that is lost."""
+    shards = run.shards[group]
+    fetch = partial(fetch_samples, shards, options=run.config.storage_options)
+    try:
+        return [*fetch(refs)]
+    except ShardError:
+        if skips is None:
+            raise
+    found: list[dict[str, Any] | None] = []
+    gone: dict[int, tuple[int, ShardError]] = {}
+    for ref in refs:
+        place, why = gone.get(ref.shard, (None, None))
+        sample = None
+        if place is None or why is None or ref.offset < place:
+            try:
+                (sample,) = fetch([ref])
+            except ShardError as error:
+                why = error
+                gone[ref.shard] = (ref.offset, error)
+        if sample is None and why is not None:
+            # What lies behind it in the shard is not tried any more.
+            _lose(shards, skips, [ref], why, were_read=True)
+        found.append(sample)
+    return found
+
+
+def _replan(
+    run: Run,
+    tally: Tally,
+    skips: Mapping[str, Skips | None],
+    group: str,
+    refs: Sequence[SampleRef],
+) -> Sequence[SamplePlan]:
     """The plans of samples that were planned before.
 
     They are not counted as read again. One that is dropped now (the budget was made smaller on purpose) is counted.
@@ -164,17 +261,19 @@ def _replan(run: Run, tally: Tally, group: str, refs: Sequence[SampleRef]) -> Se
     again = Tally()
     decode = stages.decode(run.config, group, tally=again)
     plan = stages.plan(run.config, group, run.tokenizer, seed=run.draw_seed, tally=again)
-    plans = list(plan(decode(fetch_samples(run.shards[group], refs))))
+    found = _fetch_again(run, group, skips[group], refs)
+    plans = list(plan(decode(sample for sample in found if sample is not None)))
     tally.add({group: {"dropped": again.drops(group)}})
     return plans
 
 
 def _fetch_media(
-    run: Run, group: str, refs: Sequence[SampleRef]
-) -> Sequence[tuple[tuple[Picture, ...], ...]]:
-    """The encoded pictures of samples that were planned before."""
-    decode = stages.decode(run.config, group)
-    return [sample.media for sample in decode(fetch_samples(run.shards[group], refs))]
+    run: Run, skips: Mapping[str, Skips | None], group: str, refs: Sequence[SampleRef]
+) -> Sequence[tuple[tuple[Picture, ...], ...] | None]:
+    """The encoded pictures of samples that were planned before; None for one that is lost."""
+    found = _fetch_again(run, group, skips[group], refs)
+    decoded = stages.decode(run.config, group)(sample for sample in found if sample is not None)
+    return [None if sample is None else next(decoded).media for sample in found]
 
 
 def padding_batch(run: Run, state: StreamState) -> PackedBatch:
@@ -201,7 +300,7 @@ def fingerprint(run: Run) -> dict[str, Any]:
         "weights": {name: [group.weight, group.is_mandatory] for name, group in groups.items()},
         "recipes": {name: _digest(_recipe_of(config, group)) for name, group in groups.items()},
         "groups": {
-            name: _digest([[shard.dataset, shard.url.rpartition("/")[2], shard.samples] for shard in listed])
+            name: _digest([[shard.dataset, storage.base_name(shard.url), shard.samples] for shard in listed])
             for name, listed in run.shards.items()
         },
     }

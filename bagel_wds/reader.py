@@ -11,17 +11,24 @@ import re
 import tarfile
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bagel_wds import storage
+from bagel_wds.ahead import look_ahead
 from bagel_wds.errors import ShardError
 from bagel_wds.schema import split_member
+from bagel_wds.steady import name_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from bagel_wds.prefetch import Lane
+    from bagel_wds.storage import StorageOptions
 
 Sample = dict[str, Any]
 
@@ -32,6 +39,8 @@ MAX_GAP = 256 << 10
 """Samples no further apart are fetched in one read."""
 MAX_READ = 32 << 20
 """A read of several samples starts its last one no further on."""
+RUNS_AT_ONCE = 8
+"""Reads of samples by their places that are made together, where the shards are not local."""
 MAX_MEMBERS = 100_000
 """A sample of more members is refused."""
 
@@ -120,7 +129,7 @@ def _read_header(file: BinaryIO, url: str, offset: int) -> _Header | None:
     block = file.read(BLOCK)
     if len(block) < BLOCK:
         raise ShardError(
-            (offset == 0 and _compressed(block, url)) or _cut(url, offset, "the end-of-archive marker")
+            (offset == 0 and _no_tar(block, url)) or _cut(url, offset, "the end-of-archive marker")
         )
     if not any(block):
         _check_end(file, url, offset)
@@ -132,7 +141,7 @@ def _read_header(file: BinaryIO, url: str, offset: int) -> _Header | None:
         header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
         raise ShardError(
-            (offset == 0 and _compressed(block, url)) or f"{url}: no tar header at byte {offset}: {error}"
+            (offset == 0 and _no_tar(block, url)) or f"{url}: no tar header at byte {offset}: {error}"
         ) from error
     if header.type == tarfile.GNUTYPE_SPARSE:
         raise ShardError(_sparse(url, offset))
@@ -157,8 +166,13 @@ def _plain_header(block: bytes) -> _Header | None:
     return _Header(_text(block[:100].partition(b"\0")[0]), int(numbers[1], 8), tarfile.REGTYPE, is_file=True)
 
 
-def _compressed(block: bytes, url: str) -> str:
+def _no_tar(block: bytes, url: str) -> str:
     """What to say of a file that starts so, if it is no tar (a member's name, too, may start with `BZh`)."""
+    if page := name_page(block):
+        return (
+            f"{url}: no tar header at byte 0 but {page}, which a server may give in place of a file that it refuses; look into "
+            "it, and copy the shard again"
+        )
     for magic, name in _COMPRESSED.items():
         if block.startswith(magic):
             return f"{url} is compressed with {name}: samples have no offsets in it; decompress it first"
@@ -263,7 +277,14 @@ class _ReadAhead:
 
 
 def walk_shard(
-    url: str, offset: int = 0, *, read_ahead: int = 0, next_url: str | None = None
+    url: str,
+    offset: int = 0,
+    *,
+    read_ahead: int = 0,
+    next_url: str | None = None,
+    options: StorageOptions | None = None,
+    lane: Lane | None = None,
+    end: int | None = None,
 ) -> Iterator[Sample]:
     """The samples of a shard from a sample's offset on: webdataset dicts of bytes, `__ref__` is (offset, length).
 
@@ -272,37 +293,53 @@ def walk_shard(
         offset: of the first sample, in bytes.
         read_ahead: how many bytes of a local file are made ready behind those that are asked for.
         next_url: the shard after this one, whose start is made ready likewise.
+        options: how its store is reached.
+        lane: reads ahead where it is not local; without, it is read as it comes.
+        end: where a sample begins that is not wanted any more, nor are those behind it; None reads to the shard's end.
 
     Raises:
-        ShardError: as `walk_members`, for a file that cannot be opened, and for members of one sample that lie apart
-            or double.
+        ShardError: as `walk_members`, for a file that cannot be opened or read, and for members of one sample that lie
+            apart or double.
     """
     try:
-        opened = storage.open_read(url)
+        if lane is not None and not storage.is_local(url):
+            opened = lane.open(url, offset, end, next_url)
+        else:
+            opened = storage.open_read(url, options)
     except OSError as error:
         raise ShardError(f"{url}: the shard cannot be opened: {error}") from error
+    reached = offset
     with opened as file:
-        file.seek(offset)
-        ahead = _ReadAhead(file, read_ahead, next_url)
-        ahead.reach(offset)
-        for sample in _group(walk_members(file, url, offset), url):
-            ahead.reach(sum(sample["__ref__"]))
-            yield sample
+        try:
+            if file.tell() != offset:
+                file.seek(offset)
+            ahead = _ReadAhead(file, read_ahead, next_url)
+            ahead.reach(offset)
+            for sample in _group(walk_members(file, url, offset, end), url):
+                reached = sum(sample["__ref__"])
+                ahead.reach(reached)
+                yield sample
+        except OSError as error:
+            raise ShardError(f"{url}: the shard cannot be read on from byte {reached}: {error}") from error
 
 
-def fetch(places: Sequence[tuple[str, int, int]]) -> list[Sample]:
+def fetch(places: Sequence[tuple[str, int, int]], options: StorageOptions | None = None) -> list[Sample]:
     """Samples by their places, in that order, with few reads: neighbours in a shard are read together.
 
     Args:
         places: (url, offset, length) of each, as `walk_shard` gave them.
+        options: how their store is reached.
 
     Raises:
-        ShardError: as `walk_shard`, and if there is no whole sample at a place.
+        ShardError: as `walk_shard`, and if a shard cannot be read, or there is no whole sample at a place.
     """
     samples: dict[tuple[str, int], Sample] = {}
-    for url, spans in _runs(places):
-        first, last = spans[0], spans[-1]
-        data = storage.read_range(url, first[0], sum(last) - first[0])
+    runs = list(_runs(places))
+    at_once = 1 if all(storage.is_local(url) for url, _ in runs) else min(len(runs), RUNS_AT_ONCE)
+    for (url, spans), data in zip(
+        runs, look_ahead(partial(_read_run, options), runs, at_once, weigh=_weigh, most=MAX_READ), strict=True
+    ):
+        first = spans[0]
         for offset, length in spans:
             part = BytesIO(data[offset - first[0] : offset - first[0] + length])
             found = list(_group(walk_members(part, url, offset, offset + length), url))
@@ -312,6 +349,18 @@ def fetch(places: Sequence[tuple[str, int, int]]) -> list[Sample]:
                 )
             samples[url, offset] = found[0]
     return [dict(samples[url, offset]) for url, offset, _ in places]
+
+
+def _weigh(run: tuple[str, list[tuple[int, int]]]) -> int:
+    return sum(run[1][-1]) - run[1][0][0]
+
+
+def _read_run(options: StorageOptions | None, run: tuple[str, list[tuple[int, int]]]) -> bytes:
+    url, start = run[0], run[1][0][0]
+    try:
+        return storage.read_range(url, start, _weigh(run), options)
+    except OSError as error:
+        raise ShardError(f"{url}: the shard cannot be read from byte {start}: {error}") from error
 
 
 def _runs(places: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
@@ -360,26 +409,36 @@ def _group(members: Iterator[Member], url: str) -> Iterator[Sample]:
         yield {**sample, "__ref__": (offset, end - offset)}
 
 
-def read_offsets(index_url: str) -> list[int]:
+def read_offsets(index_url: str, options: StorageOptions | None = None) -> list[int]:
     """Where each sample of a shard starts, in bytes, from its index.
 
     Raises:
         ShardError: if the index cannot be read.
     """
-    return _read_index(index_url, "offset")[0]
+    return _read_index(index_url, options, "offset")[0]
 
 
-def _read_index(index_url: str, *columns: str) -> list[list[int]]:
+def _read_index(index_url: str, options: StorageOptions | None, *columns: str) -> list[list[int]]:
     try:
-        with storage.open_read(index_url) as file:
+        # Of an object the whole is one request; its end and its columns one by one would be several.
+        with (
+            storage.open_read(index_url)
+            if storage.is_local(index_url)
+            else BytesIO(storage.read_bytes(index_url, options))
+        ) as file:
             table = pq.ParquetFile(file).read(list(columns))
             return [table[column].to_pylist() for column in columns]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, pa.ArrowException, KeyError) as error:
         raise ShardError(f"{index_url}: the index cannot be read: {error}") from error
 
 
 def walk_places(
-    index_url: str, start: int = 0, stop: int | None = None, step: int = 1, at: int | None = None
+    index_url: str,
+    start: int = 0,
+    stop: int | None = None,
+    step: int = 1,
+    at: int | None = None,
+    options: StorageOptions | None = None,
 ) -> Iterator[tuple[int, int, int]]:
     """(ordinal, offset, length) of the samples that `walk_slice` gives, from the index alone.
 
@@ -389,11 +448,12 @@ def walk_places(
         stop: ordinal before which to stop; None is the shard's end.
         step: from each to the next.
         at: ordinal to go on from instead of the first.
+        options: how its store is reached.
 
     Raises:
         ShardError: if the index cannot be read, and if the index has fewer than `stop` samples.
     """
-    offsets, lengths = _read_index(index_url, "offset", "length")
+    offsets, lengths = _read_index(index_url, options, "offset", "length")
     if stop is not None and len(offsets) < stop:
         raise ShardError(_too_few(index_url, len(offsets), stop))
     first = start if at is None else at + (start - at) % step
@@ -410,6 +470,8 @@ def walk_slice(
     at: tuple[int, int] | None = None,
     read_ahead: int = 0,
     next_url: str | None = None,
+    options: StorageOptions | None = None,
+    lane: Lane | None = None,
 ) -> Iterator[Sample]:
     """Samples `start`, `start + step`, ... before `stop` of a shard, counted from 0.
 
@@ -424,19 +486,24 @@ def walk_slice(
         at: (ordinal, offset) to go on from instead of the first.
         read_ahead: as of `walk_shard`.
         next_url: as of `walk_shard`.
+        options: as of `walk_shard`.
+        lane: as of `walk_shard`.
 
     Raises:
         ShardError: as `walk_shard`, and if the shard has fewer than `stop` samples: then what counted them is stale.
     """
-    ordinal, offset = at or (0, 0)
+    (ordinal, offset), end = at or (0, 0), None
     if at is None and index_url is not None and start > 0:
-        offsets = read_offsets(index_url)
+        offsets = read_offsets(index_url, options)
         if start >= len(offsets):
             if stop is not None and start < stop:
                 raise ShardError(_too_few(index_url, len(offsets), stop))
             return
         offset, ordinal = offsets[start], start
-    samples = walk_shard(url, offset, read_ahead=read_ahead, next_url=next_url)
+        end = offsets[stop] if stop is not None and stop < len(offsets) else None
+    samples = walk_shard(
+        url, offset, read_ahead=read_ahead, next_url=next_url, options=options, lane=lane, end=end
+    )
     while stop is None or ordinal < stop:
         sample = next(samples, None)
         if sample is None:

@@ -32,6 +32,23 @@ class SampleRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """Samples of one shard that were skipped, since it cannot be read.
+
+    Attributes:
+        shard: number of the shard in its group's table.
+        offset: where the first of them starts, in bytes; -1 for the first of a slice of which nothing was read.
+        count: how many they are.
+        epoch: the group's epoch, from 0.
+    """
+
+    shard: int
+    offset: int
+    count: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cursor:
     """Where the reading of a group stands in one stream: the next sample.
 

@@ -8,21 +8,27 @@ take turns at runs that are empty. Over all streams the runs of an epoch hold ea
 from __future__ import annotations
 
 import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from braceexpand import braceexpand
 
 from bagel_wds import storage
 from bagel_wds.errors import ConfigError, ShardError
-from bagel_wds.manifest import MANIFEST_NAME, RECORD_NAME, read_manifest
+from bagel_wds.manifest import INDEX_SUFFIX, MANIFEST_NAME, RECORD_NAME, read_manifest
 from bagel_wds.records import Cursor
+from bagel_wds.redact import redact
 from bagel_wds.rng import KeyedDraws
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from bagel_wds.storage import StorageOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +40,17 @@ class Shard:
         dataset: name of the dataset that it belongs to.
         samples: how many it holds; None where no sidecar tells.
         index_url: of its index; None where there is none.
+        bytes: size of the tar; None where no manifest tells.
     """
 
     url: str
     dataset: str = ""
     samples: int | None = None
     index_url: str | None = None
+    bytes: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Shard({redact(self.url)!r}, dataset={self.dataset!r}, samples={self.samples})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +75,49 @@ class ShardSlice:
     stop: int | None = None
     step: int = 1
 
+    def __repr__(self) -> str:
+        place = f"epoch={self.epoch}, piece={self.piece}, [{self.start}:{self.stop}:{self.step}]"
+        return f"ShardSlice({self.shard}, {redact(self.url)!r}, {place})"
 
-def list_shards(spec: str | Sequence[str], dataset: str = "") -> list[Shard]:
+
+def list_shards(
+    spec: str | Sequence[str], dataset: str = "", *, look: bool = True, options: StorageOptions | None = None
+) -> list[Shard]:
     """The shards that a `shards:` entry names.
 
     Args:
-        spec: a manifest, a folder, a tar, a brace pattern such as `t2i-{000000..000127}.tar`, or a list of these.
+        spec: a manifest, a folder, a tar, a brace pattern such as `t2i-{000000..000127}.tar`, or a list of these; paths or
+            URLs.
         dataset: name given to them.
+        look: whether the shards that a manifest names are there; False believes it.
+        options: how a store is reached.
 
     Raises:
-        ConfigError: for a pattern that matches nothing, or a file that is not there, also one that a manifest names.
+        ConfigError: for a pattern that matches nothing, a file that is not there, also one that a manifest names, and a
+            store that cannot be asked.
     """
     if not isinstance(spec, str):
-        return [shard for part in spec for shard in list_shards(part, dataset)]
+        return [shard for part in spec for shard in list_shards(part, dataset, look=look, options=options)]
     if not spec:
         raise ConfigError("a shard entry is empty; a path, a pattern or a manifest belongs there")
-    if spec.endswith(".json"):
-        return _all_there(spec, _from_manifest(spec, dataset))
-    if storage.is_folder(spec):
+    try:
+        return _list(spec, dataset, options, look=look)
+    except OSError as error:
+        raise ConfigError(f"the shards cannot be listed: {error}") from error
+
+
+def _list(spec: str, dataset: str, options: StorageOptions | None, *, look: bool) -> list[Shard]:
+    if storage.base_name(spec).endswith(".json"):
+        listed = _from_manifest(spec, dataset, options)
+        if look:
+            # Of a bucket two are looked for: a manifest is written last, and each rank would ask for every one.
+            _all_there(spec, listed if storage.is_local(spec) else [*listed[:1], *listed[1:][-1:]], options)
+        return listed
+    if storage.is_folder(spec, options) or _is_web_folder(spec, options):
         manifest = storage.join(spec, MANIFEST_NAME)
-        if storage.exists(manifest):
-            return _all_there(manifest, _from_manifest(manifest, dataset))
-        if storage.exists(storage.join(spec, RECORD_NAME)):
+        if storage.is_file(manifest, options):
+            return _list(manifest, dataset, options, look=look)
+        if storage.is_file(storage.join(spec, RECORD_NAME), options):
             raise ConfigError(
                 f"{spec}: a conversion that was not finished: it has {RECORD_NAME} and no {MANIFEST_NAME}; run the same "
                 "`bagel-wds convert` again"
@@ -93,23 +125,42 @@ def list_shards(spec: str | Sequence[str], dataset: str = "") -> list[Shard]:
         # macOS leaves a `._NAME.tar` beside each NAME.tar that it copies.
         tars = [
             name
-            for name in storage.list_files(spec)
+            for name in storage.list_files(spec, options)
             if name.endswith(".tar") and not any(part.startswith(".") for part in name.split("/"))
         ]
         if not tars:
             raise ConfigError(f"{spec}: no {MANIFEST_NAME} and no .tar file in this folder")
-        return _with_sidecars([storage.join(spec, name) for name in tars], dataset)
+        return _with_sidecars([storage.join(spec, name) for name in tars], dataset, options)
     try:
         urls = list(braceexpand(spec))
     except ValueError as error:
         raise ConfigError(f"{spec}: the braces of this pattern do not match") from error
-    _all_there(spec, [Shard(url) for url in urls])
-    return _with_sidecars(urls, dataset)
+    _all_there(spec, [Shard(url) for url in urls], options)
+    return _with_sidecars(urls, dataset, options)
 
 
-def _all_there(spec: str, shards: list[Shard]) -> list[Shard]:
+def _is_web_folder(url: str, options: StorageOptions | None) -> bool:
+    """Whether a web URL is that of a folder, as far as can be known: it has a manifest, or a slash at its end.
+
+    Raises:
+        ConfigError: for a folder without a manifest: a web server is not listed.
+    """
+    if storage.scheme_of(url) not in storage.WEB or "?" in url or "{" in url or url.endswith(".tar"):
+        return False
+    if storage.is_file(storage.join(url, MANIFEST_NAME), options):
+        return True
+    if not url.endswith("/"):
+        return False
+    raise ConfigError(
+        f"{url}: a web server is not listed, and has no {MANIFEST_NAME} here; name the manifest, or the shards by a brace "
+        "pattern"
+    )
+
+
+def _all_there(spec: str, shards: list[Shard], options: StorageOptions | None) -> list[Shard]:
     """The same shards, once each is known to be a file."""
-    missing = [shard.url for shard in shards if not storage.exists(shard.url) or storage.is_folder(shard.url)]
+    found = storage.which_are_files((shard.url for shard in shards), options)
+    missing = [shard.url for shard in shards if shard.url not in found]
     if missing:
         raise ConfigError(
             f"{spec}: {len(missing)} of {len(shards)} shards are not there, the first is {missing[0]}"
@@ -118,28 +169,47 @@ def _all_there(spec: str, shards: list[Shard]) -> list[Shard]:
     return shards
 
 
-def _from_manifest(url: str, dataset: str) -> list[Shard]:
-    folder = storage.parent(url)
+def _from_manifest(url: str, dataset: str, options: StorageOptions | None) -> list[Shard]:
+    under = _under(storage.parent(url))
     return [
         Shard(
-            url=storage.join(folder, shard.url),
+            url=under(shard.url),
             dataset=dataset,
             samples=shard.samples,
-            index_url=storage.join(folder, shard.index) if shard.index else None,
+            index_url=under(shard.index) if shard.index else None,
+            bytes=shard.bytes,
         )
-        for shard in read_manifest(url).shards
+        for shard in read_manifest(url, options).shards
     ]
 
 
-def _with_sidecars(urls: list[str], dataset: str) -> list[Shard]:
+_ORDINARY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""Names that mean the same in a path and in any URL."""
+
+
+def _under(folder: str) -> Callable[[str], str]:
+    """What joins names to a folder, quickly where there is nothing to it: a manifest may have 100 000 of them."""
+    front = folder.rstrip("/") + "/"
+    is_plain = storage.join(folder, "x") == front + "x"
+    return lambda name: front + name if is_plain and _ORDINARY.fullmatch(name) else storage.join(folder, name)
+
+
+def _with_sidecars(urls: list[str], dataset: str, options: StorageOptions | None) -> list[Shard]:
     """Tars named one by one: their manifest, if it lies beside them, or their index, tells how much they hold."""
     known: dict[str, Shard] = {}
-    for folder in dict.fromkeys(storage.parent(url) for url in urls):
-        manifest = storage.join(folder, MANIFEST_NAME)
-        if storage.exists(manifest):
-            known |= {_plain(shard.url): shard for shard in _from_manifest(manifest, dataset)}
+    # Nothing beside a URL that is signed for one object can be asked for.
+    folders = dict.fromkeys(storage.parent(url) for url in urls if not storage.is_signed(url))
+    manifests = [storage.join(folder, MANIFEST_NAME) for folder in folders]
+    there = storage.which_are_files(manifests, options)
+    for manifest in manifests:
+        if manifest in there:
+            known |= {_plain(shard.url): shard for shard in _from_manifest(manifest, dataset, options)}
     listed = [(url, known.get(_plain(url))) for url in urls]
-    return [replace(shard, url=url) if shard else _with_index(Shard(url, dataset)) for url, shard in listed]
+    alone = [url for url, shard in listed if not shard and not storage.is_signed(url)]
+    indexed = _read_indexes(alone, dataset, options)
+    return [
+        replace(shard, url=url) if shard else indexed.get(url, Shard(url, dataset)) for url, shard in listed
+    ]
 
 
 def _plain(url: str) -> str:
@@ -147,14 +217,31 @@ def _plain(url: str) -> str:
     return url if "://" in url else os.path.normpath(url)
 
 
-def _with_index(shard: Shard) -> Shard:
-    index_url = shard.url.removesuffix(".tar") + ".idx.parquet"
-    if not storage.exists(index_url):
-        return shard
+def _read_indexes(urls: list[str], dataset: str, options: StorageOptions | None) -> dict[str, Shard]:
+    """Those of the tars that have an index."""
+    indexes = {url: _index_of(url) for url in urls}
+    there = storage.which_are_files(indexes.values(), options)
+    found = [(url, index) for url, index in indexes.items() if index in there]
+    # Of a bucket many at a time: each takes as long as its answers.
+    with ThreadPoolExecutor(storage.AT_A_TIME) as threads:
+        counts = threads.map(lambda pair: _count_rows(pair[1], options), found)
+        return {
+            url: Shard(url, dataset, samples, index)
+            for (url, index), samples in zip(found, counts, strict=True)
+        }
+
+
+def _index_of(url: str) -> str:
+    if storage.scheme_of(url) not in storage.WEB:
+        return url.removesuffix(".tar") + INDEX_SUFFIX
+    return storage.join(storage.parent(url), storage.base_name(url).removesuffix(".tar") + INDEX_SUFFIX)
+
+
+def _count_rows(index_url: str, options: StorageOptions | None) -> int:
     try:
-        with storage.open_read(index_url) as file:
-            return replace(shard, samples=pq.read_metadata(file).num_rows, index_url=index_url)
-    except (OSError, ValueError) as error:
+        with storage.open_read(index_url, options) as file:
+            return int(pq.read_metadata(file).num_rows)
+    except (OSError, pa.ArrowException) as error:
         raise ShardError(f"{index_url}: the index cannot be read: {error}") from error
 
 

@@ -44,7 +44,11 @@ class Holding:
     @property
     def num_bytes(self) -> int:
         """Bytes of the shards."""
-        return sum(storage.size(shard.url) for shard in self.shards)
+        # In a bucket each size is a request, which a manifest saves.
+        return sum(
+            storage.size(shard.url) if shard.bytes is None or storage.is_local(shard.url) else shard.bytes
+            for shard in self.shards
+        )
 
 
 def find_holdings(path: str) -> list[Holding]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bagel_wds.errors import ConfigError
+from bagel_wds.errors import ConfigError, ShardError
 from bagel_wds.records import SampleRef
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     Sample = dict[str, Any]
     Fetch = Callable[[Sequence[SampleRef]], Sequence[Sample]]
+    Lose = Callable[[Sequence[SampleRef], ShardError], None]
 
 STRETCH = 1 << 20
 """Samples that start in the same stretch of a shard, of so many bytes, are fetched together."""
@@ -92,10 +93,13 @@ class ShuffleBuffer:
         taken: how many draws there were.
         fetch: gives whole samples by their references. Without, each sample is kept whole.
         memory: of the worker.
+        lose: told of samples that cannot be fetched, which are then gone. Without, that is an error.
+        stretches: so many of them are fetched together: several, where asking takes longer than reading.
 
     Attributes:
         samples: in that order.
         taken: how many draws there were.
+        num_bytes: that the samples take.
     """
 
     def __init__(
@@ -104,10 +108,15 @@ class ShuffleBuffer:
         taken: int = 0,
         fetch: Fetch | None = None,
         memory: Memory | None = None,
+        lose: Lose | None = None,
+        stretches: int = 1,
     ) -> None:
         self.samples: list[Sample] = []
         self.taken = taken
+        self.num_bytes = 0
         self._fetch = fetch
+        self._lose = lose
+        self._stretches = stretches
         self._memory = memory or Memory()
         # The references of the samples, row by row, so that a bookmark is one copy: shard, offset, length, epoch.
         self._refs = np.zeros((64, 4), dtype=np.int64)
@@ -122,6 +131,7 @@ class ShuffleBuffer:
         if isinstance(ref, SampleRef) and self._is_counted(sample) and not self._memory.take(ref.length):
             sample = reference(ref)
         self.samples.append(sample)
+        self.num_bytes += num_bytes(sample)
         if not isinstance(ref, SampleRef):
             self._all_placed = False
             return
@@ -129,8 +139,8 @@ class ShuffleBuffer:
             self._refs = np.concatenate([self._refs, np.zeros_like(self._refs)])
         self._refs[place] = (ref.shard, ref.offset, ref.length, ref.epoch)
 
-    def take(self, draws: Draws) -> Sample:
-        """Let a random sample out, whole; the last takes its place."""
+    def take(self, draws: Draws) -> Sample | None:
+        """Let a random sample out, whole; the last takes its place. None if it is lost."""
         last = len(self.samples) - 1
         place = draws.choice(last + 1, f"shuffle:{self.taken}")
         self.taken += 1
@@ -138,6 +148,7 @@ class ShuffleBuffer:
             self._refs[place] = self._refs[last]
         self.samples[place], self.samples[last] = self.samples[last], self.samples[place]
         sample = self.samples.pop()
+        self.num_bytes -= num_bytes(sample)
         if self._is_counted(sample):
             self._memory.give_back(sample["__ref__"].length)
         return self.whole(sample)
@@ -150,20 +161,65 @@ class ShuffleBuffer:
             and isinstance(sample.get("__ref__"), SampleRef)
         )
 
-    def whole(self, sample: Sample) -> Sample:
-        """The sample with all that belongs to it; if it has to be fetched, so are others close by in its shard."""
+    def whole(self, sample: Sample) -> Sample | None:
+        """The sample with all that belongs to it; if it has to be fetched, so are others close by in its shard.
+
+        None if it is lost: then those behind it in its shard, of which nothing but their places is there, are lost too.
+
+        Raises:
+            ShardError: if it cannot be fetched, and there is no `lose`.
+        """
         if self._fetch is None or not is_reference(sample):
             return sample
-        near = self._near(sample["__ref__"])
-        found = self._fetch([sample["__ref__"], *(self.samples[place]["__ref__"] for place in near)])
-        for place, other in zip(near, found[1:], strict=True):
-            self.samples[place] = other
-        return found[0]
+        ref = sample["__ref__"]
+        near = self._near(ref)
+        try:
+            found = self._fetch([ref, *(self.samples[place]["__ref__"] for place in near)])
+        except ShardError as error:
+            for place in near:
+                self._memory.give_back(self.samples[place]["__ref__"].length)
+            if self._lose is None:
+                raise
+            why = error
+        else:
+            for place, other in zip(near, found[1:], strict=True):
+                self.samples[place] = other
+            return found[0]
+        if near:
+            # It may have been one of the others.
+            try:
+                return self._fetch([ref])[0]
+            except ShardError as error:
+                why = error
+        self._lose([ref, *self._drop_behind(ref)], why)
+        return None
+
+    def _drop_behind(self, ref: SampleRef) -> list[SampleRef]:
+        """Take the references out that lie behind one in its shard and epoch."""
+
+        def is_behind(sample: Sample) -> bool:
+            own = sample["__ref__"]
+            return (own.shard, own.epoch) == (ref.shard, ref.epoch) and own.offset > ref.offset
+
+        gone = [is_reference(sample) and is_behind(sample) for sample in self.samples]
+        behind = [sample["__ref__"] for sample, out in zip(self.samples, gone, strict=True) if out]
+        self._refs[: len(gone) - len(behind)] = self._refs[: len(gone)][~np.array(gone, dtype=bool)]
+        self.samples = [sample for sample, out in zip(self.samples, gone, strict=True) if not out]
+        self.num_bytes -= sum(own.length for own in behind)
+        return behind
 
     def _near(self, ref: SampleRef) -> list[int]:
-        """Places in the buffer of references close to this one, for which there is memory, and is taken now."""
+        """Places in the buffer of references to fetch with this one, for which there is memory, and is taken now."""
         held = self._refs[: len(self.samples)]
-        close = (held[:, 0] == ref.shard) & (held[:, 1] // STRETCH == ref.offset // STRETCH)
+        wanted = {(ref.shard, ref.offset // STRETCH)}
+        if self._stretches > 1:
+            for sample in filter(is_reference, self.samples):
+                if len(wanted) >= self._stretches:
+                    break
+                wanted.add((sample["__ref__"].shard, sample["__ref__"].offset // STRETCH))
+        close = np.zeros(len(held), dtype=bool)
+        for shard, stretch in wanted:
+            close |= (held[:, 0] == shard) & (held[:, 1] // STRETCH == stretch)
         return [
             place
             for place in np.flatnonzero(close).tolist()
@@ -179,7 +235,7 @@ class ShuffleBuffer:
 
     def room(self, max_samples: int, max_bytes: int) -> Room:
         """What is left of these bounds."""
-        return Room(max_samples - len(self.samples), max_bytes - sum(map(num_bytes, self.samples)))
+        return Room(max_samples - len(self.samples), max_bytes - self.num_bytes)
 
     def refs(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """References of the samples, in their order, int64 (n, 4): shard, offset, length, epoch.
@@ -226,23 +282,22 @@ def shuffle(
 def _shuffled(
     source: Iterator[Sample], draws: Draws, max_samples: int, max_bytes: int, buffer: ShuffleBuffer
 ) -> Iterator[Sample]:
-    held = sum(map(num_bytes, buffer.samples))
     while True:
         # A buffer that comes from a bookmark may still have some to let out before a new one is read.
-        while len(buffer.samples) > max_samples or held > max_bytes:
-            taken = buffer.take(draws)
-            held -= num_bytes(taken)
-            yield taken
+        while len(buffer.samples) > max_samples or buffer.num_bytes > max_bytes:
+            if (taken := buffer.take(draws)) is not None:
+                yield taken
         sample = next(source, None)
         if sample is None:
             break
         if num_bytes(sample) > max_bytes:
-            yield buffer.whole(sample)
+            if (whole := buffer.whole(sample)) is not None:
+                yield whole
             continue
         buffer.append(sample)
-        held += num_bytes(sample)
     while buffer.samples:
-        yield buffer.take(draws)
+        if (taken := buffer.take(draws)) is not None:
+            yield taken
 
 
 def num_bytes(sample: Sample) -> int:

@@ -39,12 +39,15 @@ from bagel_wds.config import Fidelity, Packing, Transport
 from bagel_wds.decode import decode_sample
 from bagel_wds.drops import Drops
 from bagel_wds.errors import BadSample, ConfigError, Reason, ShardError, Tally
+from bagel_wds.groups import groups_of
 from bagel_wds.materialize import PackMemory, materialize_pack
 from bagel_wds.mixture import MixGroup, Mixture
 from bagel_wds.packer import BestFitPacker, GreedyPacker, UpstreamPacker
 from bagel_wds.planners import settle
 from bagel_wds.planners.build import check_views
-from bagel_wds.records import Cursor, Pack, RawSample, SamplePlan, SampleRef
+from bagel_wds.prefetch import Lane, ReadAhead
+from bagel_wds.records import Cursor, Lost, Pack, RawSample, SamplePlan, SampleRef
+from bagel_wds.redact import redact
 from bagel_wds.rng import Draws, KeyedDraws
 from bagel_wds.shards import Shard, ShardSlice, list_shards, walk_epochs
 from bagel_wds.shuffle import Room, reference
@@ -52,7 +55,6 @@ from bagel_wds.shuffle import shuffle as shuffle_samples
 from bagel_wds.state import StreamState
 from bagel_wds.wiring import (
     dropout_rates,
-    groups_of,
     layout_rules,
     pack_limits,
     plan_tools,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from bagel_wds.materialize import ViewLoader
     from bagel_wds.packer import PackLimits
     from bagel_wds.planners import DropoutRates, Planner, PlanTools
+    from bagel_wds.storage import StorageOptions
 
     Sample = dict[str, Any]
 
@@ -84,6 +87,7 @@ def shards(
     stream: int = 0,
     epochs: int | None = None,
     book: GroupBook | None = None,
+    options: StorageOptions | None = None,
 ) -> Callable[[], Iterator[Sample]]:
     """A stream's share of the shards, epoch after epoch, in an order that `seed` gives.
 
@@ -95,11 +99,14 @@ def shards(
         stream: which of them this is.
         epochs: how many; None goes on for ever.
         book: its cursor says where to start.
+        options: how a store is reached that shards are listed in.
     """
     if isinstance(source, str):
-        source = list_shards(source)
+        source = list_shards(source, options=options)
     listed = [
-        shard for part in source for shard in ([part] if isinstance(part, Shard) else list_shards(part))
+        shard
+        for part in source
+        for shard in ([part] if isinstance(part, Shard) else list_shards(part, options=options))
     ]
     walk = partial(
         walk_epochs, listed, seed=seed, group=group, num_streams=num_streams, stream=stream, epochs=epochs
@@ -113,34 +120,68 @@ def _shards(walk: Callable[..., Iterator[ShardSlice]], book: GroupBook | None) -
 
 
 def read(
-    config: BagelDatasetConfig | None = None, *, book: GroupBook | None = None
+    config: BagelDatasetConfig | None = None,
+    *,
+    book: GroupBook | None = None,
+    ahead: ReadAhead | None = None,
 ) -> Callable[[Iterable[Sample]], Iterator[Sample]]:
     """Tars to samples, in order, each with its place (`__ref__`); takes webdataset's `{"url"}` too.
 
     Args:
-        config: holds `read_ahead_bytes`, and the bounds of the shuffle; None reads nothing ahead.
+        config: holds `read_ahead_bytes`, `storage`, and the bounds of the shuffle; None reads nothing ahead.
         book: its cursor says where to start, and is kept on the sample that comes next. Where there is an index, what
             its shuffle has room for at the start comes as references, so that the first sample need not wait for them.
+            With its `skips`, a shard that cannot be read is left; without, that is an error.
+        ahead: what this and other streams of the group may together hold of shards that are not local; None is its own.
     """
-    return partial(_read, config=config, book=book)
+    return partial(_read, config=config, book=book, ahead=ahead)
 
 
 def _read(
-    urls: Iterable[Sample], *, config: BagelDatasetConfig | None, book: GroupBook | None
+    urls: Iterable[Sample],
+    *,
+    config: BagelDatasetConfig | None,
+    book: GroupBook | None,
+    ahead: ReadAhead | None,
+) -> Iterator[Sample]:
+    read_ahead = config.read_ahead_bytes if config else 0
+    options = config.storage_options if config else None
+    with Lane(ahead or ReadAhead(read_ahead), options) as lane:
+        yield from _read_in(lane if read_ahead else None, urls, config, book)
+
+
+def _read_in(
+    lane: Lane | None,
+    urls: Iterable[Sample],
+    config: BagelDatasetConfig | None,
+    book: GroupBook | None,
 ) -> Iterator[Sample]:
     start = book.cursor if book else Cursor()
     read_ahead = config.read_ahead_bytes if config else 0
+    options = config.storage_options if config else None
     room = book.buffer.room(config.shuffle_samples, config.shuffle_bytes) if config and book else Room()
     barren = 0
     for piece, next_url in _with_next(_slices(urls)):
         going_on = start.offset >= 0 and (piece.epoch, piece.piece) == (start.epoch, start.piece)
         at = (start.ordinal, start.offset) if going_on else None
         found = False
-        for sample, ordinal, ref in _walk(piece, at, room, read_ahead, next_url):
-            if book:
-                book.cursor = Cursor(piece.epoch, piece.piece, ordinal + 1, ref.offset + ref.length)
-            found = True
-            yield sample
+        behind = (
+            Cursor(piece.epoch, piece.piece, *at) if at else Cursor(piece.epoch, piece.piece, piece.start)
+        )
+        try:
+            for sample, ordinal, ref in _walk(piece, at, room, read_ahead, next_url, options, lane):
+                behind = Cursor(piece.epoch, piece.piece, ordinal + 1, ref.offset + ref.length)
+                if book:
+                    book.cursor = behind
+                found = True
+                yield sample
+        except ShardError as error:
+            if book is None or book.skips is None or piece.stop is None:
+                raise
+            book.cursor = Cursor(piece.epoch, piece.piece + 1)
+            lost = Lost(piece.shard, behind.offset, piece.stop - behind.ordinal, piece.epoch)
+            book.skips.skip(piece.url, [lost], error)
+            continue
         barren = 0 if found else barren + 1
         if barren > MAX_EMPTY_SHARDS:
             raise ShardError(f"{piece.url}: no sample in it, nor in the {MAX_EMPTY_SHARDS} shards before")
@@ -161,12 +202,18 @@ def _with_next(slices: Iterator[ShardSlice]) -> Iterator[tuple[ShardSlice, str |
 
 
 def _walk(
-    piece: ShardSlice, at: tuple[int, int] | None, room: Room, read_ahead: int, next_url: str | None
+    piece: ShardSlice,
+    at: tuple[int, int] | None,
+    room: Room,
+    read_ahead: int,
+    next_url: str | None,
+    options: StorageOptions | None,
+    lane: Lane | None,
 ) -> Iterator[tuple[Sample, int, SampleRef]]:
     """(sample, ordinal, reference) of a slice: references alone while there is room for them, then whole samples."""
     bounds = (piece.start, piece.stop, piece.step)
     if room and piece.index_url is not None:
-        for ordinal, offset, length in reader.walk_places(piece.index_url, *bounds, at and at[0]):
+        for ordinal, offset, length in reader.walk_places(piece.index_url, *bounds, at and at[0], options):
             if not room.take(length):
                 break
             ref = SampleRef(piece.shard, offset, length, piece.epoch)
@@ -174,7 +221,9 @@ def _walk(
             yield reference(ref), ordinal, ref
         else:
             return
-    for sample in reader.walk_slice(piece.url, *bounds, piece.index_url, at, read_ahead, next_url):
+    for sample in reader.walk_slice(
+        piece.url, *bounds, piece.index_url, at, read_ahead, next_url, options, lane
+    ):
         offset, length = sample["__ref__"]
         ref = SampleRef(piece.shard, offset, length, piece.epoch)
         ordinal = sample.pop("__ordinal__")
@@ -237,7 +286,7 @@ def _decode(
 
 
 def _place(key: str, url: str) -> str:
-    return f"{key} in {url}"
+    return f"{key} in {redact(url)}"
 
 
 def plan(
@@ -438,7 +487,9 @@ def _pack_with_states(
     try:
         book.restore(packer, supply)
         while (packed := packer.next_pack(supply)) is not None:
-            yield Pack(book.whole(packed), stream, book.snapshot(packer, supply))
+            whole = book.whole(packed)
+            if whole:
+                yield Pack(whole, stream, book.snapshot(packer, supply))
     finally:
         if isinstance(packer, BestFitPacker):
             for planned in packer.waiting:

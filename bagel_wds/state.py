@@ -10,13 +10,13 @@ Streams that have not given a batch are absent. The states of several ranks are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bagel_wds.errors import ConfigError, Tally
-from bagel_wds.records import Cursor, SampleRef
+from bagel_wds.records import Cursor, Lost, SampleRef
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -49,12 +49,15 @@ class GroupState:
         shuffled: references of the samples in the shuffle buffer, in its order, int64 (n, 4).
         taken: how many draws the shuffle has made.
         ended: the group has no sample left, in a finite pass.
+        skipped: what was left out lately, since its shard cannot be read. The cursor and the references stand behind it:
+            a run that goes on from here goes on without it, as the run did that lost it.
     """
 
     cursor: Cursor = field(default_factory=Cursor)
     shuffled: Refs = field(default_factory=lambda: pack_refs([]))
     taken: int = 0
     ended: bool = False
+    skipped: tuple[Lost, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class StreamState:
                     "taken": group.taken,
                     "ended": group.ended,
                     "shuffled": group.shuffled.T.tolist(),
+                    **({"skipped": [list(astuple(lost)) for lost in group.skipped]} if group.skipped else {}),
                 }
                 for name, group in self.groups.items()
             },
@@ -161,6 +165,7 @@ class StreamState:
                         taken=int(group["taken"]),
                         ended=bool(group["ended"]),
                         shuffled=_refs_from_json(group["shuffled"]),
+                        skipped=tuple(Lost(*map(int, lost)) for lost in group.get("skipped", ())),
                     )
                     for name, group in value["groups"].items()
                 },

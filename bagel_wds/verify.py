@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Findings", "ShardFindings", "What", "find_manifests", "verify_shard", "verify_shards"]
 
-_UNFINISHED = re.compile(r"(.*/)?\.[^/]*\.partial-\d+|\.conversion/.*")
+_UNFINISHED = re.compile(r"(.*/)?\.[^/]*\.partial-[0-9a-f]+|\.conversion/.*")
 """Files of a conversion that has not ended: a shard under its hidden name, and the notes that it keeps."""
 
 

@@ -20,10 +20,10 @@ from torch.nn.functional import interpolate
 
 from bagel_wds import stages
 from bagel_wds.config import load_mapping
+from bagel_wds.groups import groups_of
 from bagel_wds.materialize import kept_views
 from bagel_wds.shards import list_shards
 from bagel_wds.tokens import add_special_tokens
-from bagel_wds.wiring import groups_of
 from benchmarks.loader_tasks import SEED, load_tokenizer, our_config
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bagel_wds.errors import ConfigError
 from bagel_wds.sources import plan_source
 
-from .engine import run_slices
+from .engine_pool import pool_engine
 from .progress import Step, no_report
 from .settings import ShardSettings
 from .slices import SliceRows
@@ -88,9 +88,8 @@ def check_source(
     read = num_bytes = awaited = 0
     waiting: dict[int, list[Entry]] = {}
     work = CheckWork(source, settings)
-    for number, outcome, size in run_slices(
-        work, cut.slices, processes, lambda *done: report(_after(step, *done))
-    ):
+    run = pool_engine(processes)
+    for number, outcome, size in run(work, cut.slices, lambda *done: report(_after(step, *done))):
         read += outcome.read
         num_bytes += size
         reasons.update(outcome.reasons)

@@ -26,12 +26,15 @@ from .downscale import Encoder
 from .mixture import RowRules, convert_mixture, find_sources
 from .options import (
     USAGE,
+    Address,
     AllowOutside,
     AsJson,
     BatchBytes,
     CaptionsColumn,
     Config,
     ConversationsColumn,
+    EngineName,
+    EngineOption,
     ImageColumn,
     Info,
     InstructionsColumn,
@@ -45,12 +48,14 @@ from .options import (
     check_kind,
     check_mixture_options,
     one_source,
+    open_engine,
 )
 from .planning import plan_conversion
 from .progress import progress
 from .quarantine import parse_limit
 from .record import Mode, as_text
 from .settings import ShardSettings
+from .slices import absolute
 from .watcher import place_of
 
 if TYPE_CHECKING:
@@ -99,6 +104,8 @@ def convert(
     max_quarantine: MaxQuarantine = None,
     batch_bytes: BatchBytes = "2MiB",
     processes: Processes = None,
+    engine: EngineOption = EngineName.LOCAL,
+    address: Address = None,
     append: Annotated[bool, typer.Option("--append", help="Add the source's new files to OUT.")] = False,
     retry: Annotated[
         bool, typer.Option("--retry", help="Read again only the rows that OUT's quarantine names.")
@@ -124,7 +131,7 @@ def convert(
             image_column, captions_column, instructions_column, conversations_column, video_column
         )
         mode = _mode(append=append, retry=retry, overwrite=overwrite)
-        count = processes or os.cpu_count() or 1
+        opened = open_engine(engine, address, processes, rules.batch_bytes)
         limit = None if max_quarantine is None else parse_limit(max_quarantine)
         alone = {"--name": name, "--media-root": media_root} | {
             f"--{what}-column": column for what, column in columns.items()
@@ -134,7 +141,7 @@ def convert(
         if check_mixture_options(config, info, alone, _CONVERT_USAGE):
             if len(places) != 1:
                 raise ConfigError(f"with --config only OUT is given; {_CONVERT_USAGE}")
-            with progress() as report:
+            with opened as run, progress() as report:
                 done = convert_mixture(
                     str(config),
                     str(info),
@@ -142,7 +149,7 @@ def convert(
                     rules=rules,
                     settings=settings,
                     mode=mode,
-                    processes=count,
+                    engine=run,
                     limit=limit,
                     report=report,
                 )
@@ -157,8 +164,8 @@ def convert(
         source = one_source(kind, paths, name=name, media_root=media_root, columns=columns, rules=rules)
         plan = plan_conversion(source, out, settings=settings, mode=mode)
         _tell_notes(source.name, plan.notes)
-        with progress() as report:
-            summary = run_conversion(plan, processes=count, limit=limit, report=report)
+        with opened as run, progress() as report:
+            summary = run_conversion(plan, engine=run, limit=limit, report=report)
         print_summaries([summary], as_json=as_json)
 
 
@@ -336,7 +343,7 @@ def print_summaries(
         typer.echo(f"dataset info: {info_path}")
         return
     for summary in summaries:
-        place = str(storage.local_path(summary.manifest).absolute())
+        place = absolute(summary.manifest)
         entry = {_GROUPS[summary.kind]: {summary.name: {"shards": place}}}
         line = yaml.safe_dump(entry, default_flow_style=True, allow_unicode=True, width=10**6).strip()
         typer.echo(f"in a dataset info: {line[1:-1]}")

@@ -10,16 +10,17 @@ from bagel_wds import storage
 from bagel_wds.errors import ConfigError, QuarantineLimitError, ShardError
 from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, RECORD_NAME, Counts, Manifest, read_manifest
 
-from .engine import run_slices
+from .claim import hold_output
+from .engine_pool import pool_engine
 from .manifest import write_manifest, write_quarantine
-from .marks import MARKS_FOLDER, Marks, Outcome, hold_output
+from .marks import MARKS_FOLDER, Marks, Outcome
 from .output import clear_output, clear_partials
 from .planning import QUARANTINE_BEFORE, ConversionPlan, changed_since, plan_conversion
 from .progress import no_report
 from .record import Mode, read_record, write_record
 from .settings import ShardSettings
 from .shuffle import shuffle_rows
-from .slices import SliceWork, report_of
+from .slices import SliceWork, absolute, absolute_source, report_of
 from .watcher import Watcher
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from bagel_wds.sources import Slice, Source
 
+    from .claim import Claim
+    from .engine import Engine
     from .progress import Report
     from .quarantine import Limit
     from .shard_writer import ShardRecord
@@ -67,13 +70,14 @@ def convert_source(
     settings: ShardSettings | None = None,
     mode: Mode = Mode.CONVERT,
     processes: int = 1,
+    engine: Engine | None = None,
     limit: Limit | None = None,
     report: Report = no_report,
 ) -> ConversionSummary:
     """Convert a source to shards, an index beside each, `quarantine.jsonl` and, last, `manifest.json`.
 
-    The same source and settings give the same bytes, whatever the number of processes, and however often it was killed
-    and run again on the way.
+    The same source and settings give the same bytes, whatever the engine and the number of processes, and however often
+    it was killed and run again on the way.
 
     Args:
         source: what to convert.
@@ -81,6 +85,7 @@ def convert_source(
         settings: how shards are cut.
         mode: what to do with a dataset that lies there.
         processes: how many slices are converted at a time.
+        engine: where slices are converted, if not in processes of this machine; `processes` is then not looked at.
         limit: how many rows may be left out.
         report: told how far the conversion is.
 
@@ -88,13 +93,19 @@ def convert_source(
         ConfigError: if the source or the folder will not do, or not one row could be written.
         QuarantineLimitError: if more rows were left out than `limit` allows. What is finished is kept.
         ShardError: if a slice failed. No manifest is written then; the same call goes on with what is missing.
+        OSError: if the disk or the store of the output fails otherwise; likewise.
     """
     plan = plan_conversion(source, out, settings=settings or ShardSettings(), mode=mode)
-    return run_conversion(plan, processes=processes, limit=limit, report=report)
+    return run_conversion(plan, processes=processes, engine=engine, limit=limit, report=report)
 
 
 def run_conversion(
-    plan: ConversionPlan, *, processes: int = 1, limit: Limit | None = None, report: Report = no_report
+    plan: ConversionPlan,
+    *,
+    processes: int = 1,
+    engine: Engine | None = None,
+    limit: Limit | None = None,
+    report: Report = no_report,
 ) -> ConversionSummary:
     """Do what was planned; see `convert_source`."""
     if processes < 1:
@@ -106,10 +117,12 @@ def run_conversion(
             with hold_output(plan.out):
                 Marks(plan.out).remove()
         return replace(_summary(plan, plan.manifest), was_complete=True)
-    with hold_output(plan.out):
+    with hold_output(plan.out) as claim:
         _prepare(plan)
-        shards = _convert(plan, processes, limit, report)
-        return _finish(plan, shards)
+        shards = _convert(plan, claim, engine or pool_engine(processes), limit, report)
+        # What is left of workers that were lost on the way.
+        clear_partials(plan.out, plan.source.name)
+        return _finish(plan, claim, shards)
 
 
 def begin_overwriting(plan: ConversionPlan) -> ConversionPlan:
@@ -145,46 +158,47 @@ def _first_pass(plan: ConversionPlan) -> tuple[str, int]:
     return storage.join(plan.out, UNSHUFFLED), 0
 
 
-def _convert(plan: ConversionPlan, processes: int, limit: Limit | None, report: Report) -> list[ShardRecord]:
+def _convert(
+    plan: ConversionPlan, claim: Claim | None, run: Engine, limit: Limit | None, report: Report
+) -> list[ShardRecord]:
     """Write the shards that are not there yet; gives all that this conversion adds, in order."""
     out, number_from = _first_pass(plan)
-    _convert_slices(plan, out, number_from, processes, limit, report)
+    work = SliceWork(absolute_source(plan.source), absolute(out), plan.settings, number_from, claim)
+    _convert_slices(plan, work, run, limit, report)
     shards = [shard for outcome in _outcomes(plan) for shard in outcome.shards]
-    return shards if plan.settings.shuffle is None else shuffle_rows(plan, out, shards, processes, report)
+    return shards if plan.settings.shuffle is None else shuffle_rows(plan, claim, out, shards, run, report)
 
 
 def _convert_slices(
-    plan: ConversionPlan, out: str, number_from: int, processes: int, limit: Limit | None, report: Report
+    plan: ConversionPlan, work: SliceWork, run: Engine, limit: Limit | None, report: Report
 ) -> None:
     """Write the shards of each slice that is not done yet."""
-    marks = Marks(out)
+    marks = Marks(work.out)
     watcher = Watcher(plan, limit, report)
     todo: list[Slice] = []
-    work = SliceWork(plan.source, out, plan.settings, number_from)
+    numbers = [work.number_from + part.number for part in plan.slices]
     try:
-        for part in plan.slices:
-            outcome = marks.finished(number_from + part.number)
+        for part, outcome in zip(plan.slices, marks.all_finished(numbers), strict=True):
             if outcome is None:
                 todo.append(part)
             else:
                 watcher.count(report_of(outcome))
         watcher.begin()
-        for result in run_slices(work, todo, processes, watcher.watch):
+        for result in run(work, todo, watcher.watch):
             watcher.count(result)
     except QuarantineLimitError:
         # Once what is missing has come, the rows that were left out are to be read again.
-        for part in plan.slices:
-            marks.forget_quarantined(number_from + part.number)
+        marks.forget_quarantined(numbers)
         raise
+    marks.look_again()
     watcher.end()
 
 
 def _outcomes(plan: ConversionPlan) -> Iterator[Outcome]:
     """The outcome of each slice of the source, in order."""
     out, number_from = _first_pass(plan)
-    marks = Marks(out)
-    for part in plan.slices:
-        outcome = marks.finished(number_from + part.number)
+    numbers = [number_from + part.number for part in plan.slices]
+    for part, outcome in zip(plan.slices, Marks(out).all_finished(numbers), strict=True):
         if outcome is None:
             raise ShardError(
                 f"{part}: the shards that were written are not there any more; run the same command again"
@@ -192,9 +206,11 @@ def _outcomes(plan: ConversionPlan) -> Iterator[Outcome]:
         yield outcome
 
 
-def _finish(plan: ConversionPlan, shards: Sequence[ShardRecord]) -> ConversionSummary:
+def _finish(plan: ConversionPlan, claim: Claim | None, shards: Sequence[ShardRecord]) -> ConversionSummary:
     """Check the sums, and write the sidecars."""
     _refuse_mixed_input(plan)
+    if claim is not None:
+        claim.confirm()
     tally = _PartTally()
     keep = plan.mode is Mode.APPEND
     write_quarantine(
@@ -210,6 +226,8 @@ def _finish(plan: ConversionPlan, shards: Sequence[ShardRecord]) -> ConversionSu
         )
     if written == 0 and plan.manifest is None:
         _give_up(plan, tally)
+    if claim is not None:
+        claim.confirm()
     counts = _add_counts(plan, tally, written)
     record = plan.record
     assert record is not None  # noqa: S101 - see `run_conversion`

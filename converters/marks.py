@@ -1,6 +1,6 @@
 """What a conversion has finished so far, as small files in a hidden folder: a run that was killed goes on from them.
 
-    OUT/.conversion/lock              held while a process converts into OUT
+    OUT/.conversion/lock              held while a process converts into OUT; in a bucket locks/, see `claim`
     OUT/.conversion/000012-000.json   the first shard of slice 12 is whole
     OUT/.conversion/000012.json       slice 12 is done
 
@@ -10,24 +10,27 @@ that it gives. The folder is removed at the end.
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from filelock import FileLock, Timeout
 
 from bagel_wds import storage
-from bagel_wds.errors import ConfigError
 
 from .shard_writer import ShardRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MARKS_FOLDER = ".conversion"
 LOCK_NAME = "lock"
+LOCKS_FOLDER = "locks"
+
+_AT_ONCE = 256
+"""Marks that are read together from a bucket."""
 
 
 @dataclass
@@ -79,13 +82,28 @@ class Marks:
     def slice_done(self, number: int, outcome: Outcome) -> None:
         """Every row of a slice has been read."""
         self._write(f"{number:06d}", outcome)
-        for ordinal in range(len(outcome.shards)):
-            storage.remove(self._url(f"{number:06d}-{ordinal:03d}"))
+        self._remove_shard_marks(number, outcome)
 
     def finished(self, number: int) -> Outcome | None:
         """The outcome of a slice that is done and whose shards are there."""
         outcome = self._read(f"{number:06d}")
         return outcome if outcome is not None and all(map(self._is_there, outcome.shards)) else None
+
+    def all_finished(self, numbers: Sequence[int]) -> Iterator[Outcome | None]:
+        """The same of many slices, in order; from a bucket with few requests, many at a time."""
+        if storage.is_local(self._out):
+            yield from map(self.finished, numbers)
+            return
+        there = storage.list_sizes(self._out)
+        with ThreadPoolExecutor(storage.AT_A_TIME) as threads:
+            for first in range(0, len(numbers), _AT_ONCE):
+                names = [f"{number:06d}" for number in numbers[first : first + _AT_ONCE]]
+                for outcome in threads.map(lambda name: self._read_listed(name, there), names):
+                    is_whole = outcome is not None and all(
+                        there.get(shard.name) == shard.bytes and shard.index in there
+                        for shard in outcome.shards
+                    )
+                    yield outcome if is_whole else None
 
     def begun(self, number: int) -> Outcome:
         """The outcome of the rows of an unfinished slice that need not be read again."""
@@ -96,31 +114,63 @@ class Marks:
             outcome.add(more)
         return outcome
 
-    def forget_quarantined(self, number: int) -> None:
-        """Have a slice begun anew if rows of it were left out."""
-        for outcome in (self.finished(number), self.begun(number)):
-            if outcome is not None and outcome.quarantine:
-                storage.remove(self._url(f"{number:06d}"))
-                for ordinal in range(len(outcome.shards)):
-                    storage.remove(self._url(f"{number:06d}-{ordinal:03d}"))
+    def forget_quarantined(self, numbers: Iterable[int]) -> None:
+        """Have those slices begun anew of which rows were left out."""
+        if not storage.is_folder(self._folder):
+            return
+        marked = {name.partition("-")[0].removesuffix(".json") for name in storage.list_folder(self._folder)}
+        for number in numbers:
+            if f"{number:06d}" not in marked:
+                continue
+            for outcome in (self.finished(number), self.begun(number)):
+                if outcome is not None and outcome.quarantine:
+                    storage.remove(self._url(f"{number:06d}"))
+                    self._remove_shard_marks(number, outcome)
+
+    def look_again(self) -> None:
+        """See what other hosts wrote.
+
+        The client of a shared file system may remember for a minute that a name was not there, but not beyond the next
+        time that its folder is opened.
+        """
+        for folder in (self._out, self._folder):
+            if storage.is_local(folder) and storage.is_folder(folder):
+                storage.list_folder(folder)
 
     def clear(self) -> None:
         """Remove all that is in the folder but the lock."""
         if storage.is_folder(self._folder):
-            for name in storage.list_files(self._folder):
-                if name != LOCK_NAME:
-                    storage.remove(storage.join(self._folder, name))
+            names = storage.list_files(self._folder)
+            doomed = [name for name in names if name != LOCK_NAME and name.split("/")[0] != LOCKS_FOLDER]
+            storage.remove_files(self._folder, doomed)
 
     def remove(self) -> None:
-        """Remove the folder."""
-        storage.remove_folder(self._folder)
+        """Remove the folder; what a worker that was given up for lost writes meanwhile is left to the next run.
+
+        In a bucket the claim stays until it is given up.
+        """
+        if not storage.is_local(self._folder):
+            self.clear()
+            return
+        try:
+            storage.remove_folder(self._folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                raise
 
     def _url(self, name: str) -> str:
         return storage.join(self._folder, f"{name}.json")
 
     def _is_there(self, shard: ShardRecord) -> bool:
         tar, index = storage.join(self._out, shard.name), storage.join(self._out, shard.index)
-        return storage.exists(tar) and storage.size(tar) == shard.bytes and storage.exists(index)
+        try:
+            return storage.size(tar) == shard.bytes and storage.is_file(index)
+        except FileNotFoundError:
+            return False
+
+    def _remove_shard_marks(self, number: int, outcome: Outcome) -> None:
+        names = [f"{number:06d}-{ordinal:03d}.json" for ordinal in range(len(outcome.shards))]
+        storage.remove_files(self._folder, names)
 
     def _write(self, name: str, outcome: Outcome) -> None:
         value = {
@@ -131,31 +181,18 @@ class Marks:
         }
         storage.write_bytes(self._url(name), orjson.dumps(value))
 
+    def _read_listed(self, name: str, there: Mapping[str, int]) -> Outcome | None:
+        is_there = f"{MARKS_FOLDER}/{name}.json" in there
+        return self._read(name) if is_there else None
+
     def _read(self, name: str) -> Outcome | None:
-        if not storage.exists(self._url(name)):
+        try:
+            value = orjson.loads(storage.read_bytes(self._url(name)))
+        except FileNotFoundError:
             return None
-        value = orjson.loads(storage.read_bytes(self._url(name)))
         return Outcome(
             value["read"],
             [ShardRecord(**shard) for shard in value["shards"]],
             value["quarantine"],
             Counter(value["repaired"]),
         )
-
-
-@contextmanager
-def hold_output(out: str) -> Iterator[None]:
-    """Be the one process that converts into a folder; the lock ends with the process, however that ends.
-
-    Raises:
-        ConfigError: if another process is at it.
-    """
-    lock = storage.local_path(storage.join(out, f"{MARKS_FOLDER}/{LOCK_NAME}"))
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(lock, timeout=0):
-            yield
-    except Timeout as error:
-        raise ConfigError(
-            f"{out}: another process is converting into this folder; wait for it, or give another folder"
-        ) from error

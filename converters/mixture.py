@@ -20,12 +20,14 @@ from .planning import ConversionPlan, plan_conversion
 from .progress import no_report
 from .record import Mode, read_record
 from .settings import ShardSettings
+from .slices import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from bagel_wds.schema import SampleKind
 
+    from .engine import Engine
     from .progress import Report
     from .quarantine import Limit
 
@@ -76,6 +78,7 @@ def convert_mixture(
     settings: ShardSettings | None = None,
     mode: Mode = Mode.CONVERT,
     processes: int = 1,
+    engine: Engine | None = None,
     limit: Limit | None = None,
     report: Report = no_report,
 ) -> MixtureSummary:
@@ -92,6 +95,7 @@ def convert_mixture(
         settings: how shards are cut.
         mode: what to do with datasets that lie there; those that do not are converted in any mode but retry.
         processes: how many slices are converted at a time.
+        engine: where slices are converted, see `convert_source`.
         limit: how many rows of a dataset may be left out.
         report: told how far each dataset is.
 
@@ -100,8 +104,9 @@ def convert_mixture(
         QuarantineLimitError: if more rows of a dataset were left out than `limit` allows.
         ShardError: if a slice failed.
     """
-    target = storage.local_path(storage.join(out, INFO_NAME)).absolute()
-    if target.exists() and target.samefile(storage.local_path(info_path)):
+    target = absolute(storage.join(out, INFO_NAME))
+    was_there = storage.is_file(target)
+    if was_there and _is_same(target, absolute(info_path)):
         raise ConfigError(f"{target} is the dataset info that is read; give another folder")
     groups = parse_groups(load_mapping(config_path))
     new_info: dict[str, dict[str, Any]] = {group: {} for group in groups}
@@ -119,20 +124,29 @@ def convert_mixture(
             mode=Mode.CONVERT if adds else mode,
         )
         new_info[group][name] = {}
-    if target.exists() and mode is not Mode.OVERWRITE:
-        _refuse_other_info(str(target), new_info)
+    if was_there and mode is not Mode.OVERWRITE:
+        _refuse_other_info(target, new_info)
     if mode is Mode.OVERWRITE:
         # All at once, so that a run that is stopped can be gone on with, without overwriting.
         plans = {place: begin_overwriting(plan) for place, plan in plans.items()}
     summaries = []
     for (group, name), plan in plans.items():
-        summary = run_conversion(plan, processes=processes, limit=limit, report=report)
-        manifest = storage.local_path(summary.manifest).absolute()
-        new_info[group][name] |= {"shards": str(manifest), "num_total_samples": summary.counts.written}
+        summary = run_conversion(plan, processes=processes, engine=engine, limit=limit, report=report)
+        new_info[group][name] |= {
+            "shards": absolute(summary.manifest),
+            "num_total_samples": summary.counts.written,
+        }
         summaries.append(summary)
     text = yaml.safe_dump(new_info, sort_keys=False, allow_unicode=True)
     storage.write_bytes(target, text.encode())
-    return MixtureSummary(tuple(summaries), str(target))
+    return MixtureSummary(tuple(summaries), target)
+
+
+def _is_same(first: str, second: str) -> bool:
+    """Whether two URLs, or paths from the root, name one file."""
+    if storage.is_local(first) and storage.is_local(second):
+        return storage.local_path(first).samefile(storage.local_path(second))
+    return first == second
 
 
 def _refuse_other_info(target: str, new_info: Mapping[str, Mapping[str, Any]]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -10,12 +14,25 @@ from bagel_wds.errors import ConfigError
 from bagel_wds.schema import SAMPLE_KINDS, SampleKind
 from bagel_wds.sources import Placeholders, Source, Verify
 
+from .engine_pool import pool_engine
+from .engine_ray import ClusterShare, ray_engine
 from .output import propose_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from .engine import Engine
     from .mixture import RowRules
+
+
+class EngineName(StrEnum):
+    """Where a conversion works."""
+
+    LOCAL = "local"
+    """In a pool of processes on this machine."""
+    RAY = "ray"
+    """On the nodes of a Ray cluster."""
+
 
 USAGE = (
     "write `bagel-wds {command} t2i|vlm|edit SRC...{out}` for one dataset, or "
@@ -54,10 +71,45 @@ BatchBytes = Annotated[
     str, typer.Option(help="Bytes of parquet rows that a process holds at a time, whatever the row group.")
 ]
 Processes = Annotated[int | None, typer.Option(min=1, help="How many work at a time; else one a CPU.")]
+EngineOption = Annotated[
+    EngineName, typer.Option("--engine", help="Where the work is done: on this machine, or on a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the Ray cluster: HOST:PORT or auto; else RAY_ADDRESS, else one is started here."),
+]
 MaxQuarantine = Annotated[
     str | None, typer.Option(help="Stop when more rows than this are left out: a share (1%) or a number.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+
+_PROCESS_BYTES = 256 << 20
+"""Memory of a process that converts, beside its batches of rows."""
+_BATCHES = 6
+"""A batch of rows is in memory about so often: compressed, decoded, and on its way into a shard."""
+
+
+def open_engine(
+    engine: EngineName, address: str | None, processes: int | None, batch_bytes: int
+) -> AbstractContextManager[Engine]:
+    """The engine that the command line asks for, to be used inside the block.
+
+    Raises:
+        ConfigError: if an address is given that nobody uses; on entry also as `ray_engine`.
+    """
+    if engine is EngineName.RAY:
+        return _on_ray(address, ClusterShare(processes, _PROCESS_BYTES + _BATCHES * batch_bytes))
+    if address is not None:
+        raise ConfigError("--address is of a Ray cluster; give --engine ray too")
+    return nullcontext(pool_engine(processes or os.cpu_count() or 1))
+
+
+@contextmanager
+def _on_ray(address: str | None, share: ClusterShare) -> Iterator[Engine]:
+    # Ray prints what befalls nodes on standard output, which is for the summary.
+    with redirect_stdout(sys.stderr), ray_engine(address, share) as run:
+        yield run
+
 
 _COLUMNS_OF_KIND: dict[str, dict[str, str]] = {
     "t2i": {"image": "image", "captions": "captions"},

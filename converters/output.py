@@ -41,7 +41,8 @@ def check_name(name: str) -> str:
 
 def propose_name(path: str) -> str:
     """A name for the dataset that lies at a path: its last part, without what a name cannot hold."""
-    last = storage.local_path(path).absolute().name
+    is_local = storage.is_local(path)
+    last = storage.local_path(path).absolute().name if is_local else storage.base_name(path.rstrip("/"))
     return _UNNAMEABLE.sub("-", _SUFFIX.sub("", last)).strip("-.") or "dataset"
 
 
@@ -51,8 +52,18 @@ def check_output(out: str, source: Source) -> None:
     Raises:
         ConfigError: naming what lies there.
     """
+    if storage.scheme_of(out) in storage.WEB:
+        raise ConfigError(
+            f"{out}: a web server is not written to; give a folder, or an s3://, gs:// or az:// URL"
+        )
     if storage.exists(out) and not storage.is_folder(out):
         raise ConfigError(f"{out} is a file; give a folder to write the shards to")
+    paths = (source.path,) if isinstance(source.path, str) else source.path
+    if not storage.is_local(out):
+        for path in paths:
+            if f"{out.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
+                raise _inside(out, path)
+        return
     try:
         folder = storage.local_path(out).resolve()
     except (OSError, RuntimeError) as error:
@@ -61,9 +72,13 @@ def check_output(out: str, source: Source) -> None:
         ) from error
     if storage.local_path(out).is_symlink() and not storage.exists(out):
         raise ConfigError(f"{out}: a link that leads nowhere; give a folder to write the shards to")
-    for path in (source.path,) if isinstance(source.path, str) else source.path:
+    for path in filter(storage.is_local, paths):
         if storage.is_folder(path) and folder.is_relative_to(storage.local_path(path).resolve()):
-            raise ConfigError(f"{out} lies in the source {path}; write the shards somewhere else")
+            raise _inside(out, path)
+
+
+def _inside(out: str, path: str) -> ConfigError:
+    return ConfigError(f"{out} lies in the source {path}; write the shards somewhere else")
 
 
 def check_no_foreign_tars(out: str) -> None:
@@ -101,16 +116,18 @@ def clear_output(out: str, name: str) -> None:
         storage.remove(manifest_url)
     shards = _shard_names(name)
     doomed += [file for file in storage.list_files(out) if shards.fullmatch(file)]
-    for file in doomed:
-        # Only what lies in this folder itself: a manifest may name shards that lie elsewhere.
-        if "/" not in file:
-            storage.remove(storage.join(out, file))
+    # Only what lies in this folder itself: a manifest may name shards that lie elsewhere.
+    storage.remove_files(out, [file for file in dict.fromkeys(doomed) if "/" not in file])
     Marks(out).clear()
 
 
 def clear_partials(out: str, name: str) -> None:
-    """Remove files that a run began to write and did not finish, for it was killed."""
-    partial = re.compile(rf"(.*/)?\.({_shard_names(name).pattern}|[\w-]+\.(json|jsonl|npy))\.partial-\d+")
+    """Remove files that a run began to write and did not finish, for it was killed; in a bucket they are not seen."""
+    if not storage.is_local(out):
+        return
+    partial = re.compile(
+        rf"(.*/)?\.({_shard_names(name).pattern}|[\w-]+\.(json|jsonl|npy))\.partial-[0-9a-f]+"
+    )
     for file in storage.list_files(out):
         if partial.fullmatch(file) and ("/" not in file or file.startswith(".conversion/")):
             storage.remove(storage.join(out, file))

@@ -11,7 +11,7 @@ import orjson
 from bagel_wds import storage
 from bagel_wds.errors import ConfigError
 from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, Manifest, read_manifest
-from bagel_wds.sources import Place, Slice, Source, describe_file, list_files, plan_rows, plan_source
+from bagel_wds.sources import Place, Slice, Source, describe_files, list_files, plan_rows, plan_source
 
 from .marks import MARKS_FOLDER
 from .output import check_name, check_no_foreign_tars, check_output
@@ -273,13 +273,17 @@ def _refuse_doubled_files(out: str, prior: ConversionRecord, files: Sequence[Sou
 
 def _refuse_lost_shards(out: str) -> None:
     """A dataset that is complete has all its shards."""
+    sizes = storage.list_sizes(out)
     for shard in read_manifest(storage.join(out, MANIFEST_NAME)).shards:
-        url = storage.join(out, shard.url)
-        if not storage.exists(url) or storage.size(url) != shard.bytes:
+        if sizes.get(shard.url) != shard.bytes and not _has_size(storage.join(out, shard.url), shard.bytes):
             raise ConfigError(
                 f"{out} is complete, but for {shard.url}, which is not there in the size of {shard.bytes} bytes; copy it "
                 "back, or pass --overwrite to convert anew"
             )
+
+
+def _has_size(url: str, num_bytes: int | None) -> bool:
+    return storage.is_file(url) and storage.size(url) == num_bytes
 
 
 def _refuse_changed_files(source: Source, out: str, before: ConversionRecord, files: Sequence[str]) -> None:
@@ -292,7 +296,7 @@ def changed_since(source: Source, files: Sequence[SourceFile]) -> str | None:
     """In which of some files that were read a source differs from what it was; None if in none."""
     found = _files_by_text(source)
     texts = [as_text(file.name) for file in files]
-    return tell_apart(files, [describe_file(source, found[text]) for text in texts if text in found])
+    return tell_apart(files, describe_files(source, [found[text] for text in texts if text in found]))
 
 
 def _files_by_text(source: Source) -> dict[str, str]:

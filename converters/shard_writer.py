@@ -18,6 +18,7 @@ from bagel_wds.manifest import INDEX_SUFFIX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .claim import Claim
     from .encode import EncodedSample
     from .settings import ShardSettings
 
@@ -130,7 +131,13 @@ class _Tar:
 
 
 def write_shards(
-    samples: Iterator[EncodedSample], out: str, stem: str, settings: ShardSettings, *, ordinal: int = 0
+    samples: Iterator[EncodedSample],
+    out: str,
+    stem: str,
+    settings: ShardSettings,
+    *,
+    ordinal: int = 0,
+    claim: Claim | None = None,
 ) -> Iterator[ShardRecord]:
     """Write samples to `STEM-000.tar`, `STEM-001.tar`, ... in a folder, each with `STEM-000.idx.parquet` beside it.
 
@@ -143,17 +150,26 @@ def write_shards(
         stem: start of the shards' names.
         settings: when a shard is closed.
         ordinal: of the first shard.
+        claim: that must stand when a shard gets its name.
+
+    Raises:
+        ConfigError: if it does not.
     """
     first = next(samples, None)
     for number in count(ordinal):
         if first is None:
             return
-        record, first = _write_shard(first, samples, out, f"{stem}-{number:03d}", settings)
+        record, first = _write_shard(first, samples, out, f"{stem}-{number:03d}", settings, claim)
         yield record
 
 
 def _write_shard(
-    first: EncodedSample, others: Iterator[EncodedSample], out: str, name: str, settings: ShardSettings
+    first: EncodedSample,
+    others: Iterator[EncodedSample],
+    out: str,
+    name: str,
+    settings: ShardSettings,
+    claim: Claim | None,
 ) -> tuple[ShardRecord, EncodedSample | None]:
     """One shard, and the sample that did not fit into it any more."""
     rows: list[dict[str, Any]] = []
@@ -174,6 +190,8 @@ def _write_shard(
             )
             sample = next(others, None)
         tar.end()
+        if claim is not None:
+            claim.confirm()
     record = ShardRecord(f"{name}.tar", len(rows), tar.num_bytes, tar.checksum)
     _write_index(storage.join(out, record.index), rows)
     return record, sample

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from bagel_wds import storage
 from bagel_wds.errors import BadSample, ShardError
 from bagel_wds.sources import Medium, Place, RejectedRow, Slice, Source, SourceSample, read_slice
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from bagel_wds.errors import Reason
 
+    from .claim import Claim
     from .engine import Tell
     from .settings import ShardSettings
 
@@ -55,6 +57,25 @@ def report_of(outcome: Outcome) -> SliceReport:
     )
 
 
+def tell_found(outcome: Outcome, tell: Tell) -> None:
+    """Tell of rows that need not be read again."""
+    if outcome.read:
+        tell(outcome.read, outcome.num_bytes, outcome.reasons.total())
+
+
+def absolute(url: str) -> str:
+    """A path from the root, for work that is done elsewhere; a URL as it is."""
+    return str(storage.local_path(url).absolute()) if storage.is_local(url) else url
+
+
+def absolute_source(source: Source) -> Source:
+    """The same files and rows, named from the root of the disk; enough to read slices that were cut before."""
+    media_root = None if source.media_root is None else absolute(source.media_root)
+    # A web server says of no URL that it is a folder's: the slash does.
+    slash = "/" if storage.scheme_of(source.root) in storage.WEB else ""
+    return replace(source, path=absolute(source.root) + slash, media_root=media_root)
+
+
 @dataclass(frozen=True)
 class SliceWork:
     """Converts slices; a callable, so that it can be sent to another process.
@@ -64,21 +85,31 @@ class SliceWork:
         out: the folder that shards and marks are written to.
         settings: how shards are cut.
         number_from: what the number of a slice is counted from in its shards' names.
+        claim: on the folder, where it is in a bucket.
     """
 
     source: Source
     out: str
     settings: ShardSettings
     number_from: int = 0
+    claim: Claim | None = None
 
     def __call__(self, part: Slice, tell: Tell) -> SliceReport:
         """Write the shards of one slice, but for those that are there."""
         number = self.number_from + part.number
         marks = Marks(self.out)
+        outcome = marks.finished(number)
+        if outcome is not None:
+            # It was done before, and nobody heard of it.
+            tell_found(outcome, tell)
+            return report_of(outcome)
         outcome = marks.begun(number)
+        tell_found(outcome, tell)
         rows = SliceRows(self.source, part, self.settings, tell, skip_rows=outcome.read)
         stem = f"{self.source.name}-{number:06d}"
-        for shard in write_shards(iter(rows), self.out, stem, self.settings, ordinal=len(outcome.shards)):
+        for shard in write_shards(
+            iter(rows), self.out, stem, self.settings, ordinal=len(outcome.shards), claim=self.claim
+        ):
             more = rows.take(shard.samples)
             more.shards.append(shard)
             outcome.add(more)

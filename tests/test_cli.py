@@ -141,7 +141,7 @@ def test_a_mixture_is_converted_by_the_files_that_users_have(tmp_path: Path) -> 
         (["t2i", "a", "b", "--append", "--overwrite"], "--append and --overwrite do not go together"),
         (["t2i", "a", "b", "--shard-size", "much"], "'much' is no size"),
         (["t2i", "gone-{0..3}.parquet", "b"], "gone-"),
-        (["t2i", "s3://bucket/a", "b"], "s3:// is not read by this version"),
+        (["t2i", "ftp://host/a", "b"], "ftp:// is not read; there are"),
     ],
 )
 def test_what_will_not_do_is_one_line_and_status_2(

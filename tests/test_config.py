@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import yaml
 
-from bagel_wds import wiring
 from bagel_wds.config import (
     BagelDatasetConfig,
     DataConfig,
@@ -24,6 +23,7 @@ from bagel_wds.config import (
     resolve_mapping,
 )
 from bagel_wds.errors import ConfigError
+from bagel_wds.groups import groups_of, resolve, transforms_of
 from bagel_wds.records import Kind
 
 MIXTURE_FILE = """
@@ -314,12 +314,12 @@ def test_groups_come_from_the_file_or_from_the_settings(tmp_path: Path) -> None:
     from_file = BagelDatasetConfig(grouped_datasets_path=str(path), max_latent_size=64)
     inline = BagelDatasetConfig(grouped_datasets=yaml.safe_load(MIXTURE_FILE), max_latent_size=64)
 
-    assert wiring.groups_of(from_file) == wiring.groups_of(inline)
-    assert list(wiring.groups_of(from_file)) == ["t2i_pretrain", "unified_edit", "vlm_sft"]
+    assert groups_of(from_file) == groups_of(inline)
+    assert list(groups_of(from_file)) == ["t2i_pretrain", "unified_edit", "vlm_sft"]
     # Workers need not read the file again.
-    resolved = wiring.resolve(from_file)
+    resolved = resolve(from_file)
     path.unlink()
-    assert wiring.groups_of(resolved) == wiring.groups_of(inline)
+    assert groups_of(resolved) == groups_of(inline)
 
 
 # The settings of a dataset
@@ -412,7 +412,7 @@ def test_c49_a_group_beyond_the_table_of_latents_is_refused_with_the_size_that_w
     config = BagelDatasetConfig(grouped_datasets=mixture(), max_latent_size=32)
 
     with pytest.raises(ConfigError) as error:
-        wiring.groups_of(config)
+        groups_of(config)
     assert str(error.value) == (
         "group 't2i_pretrain': max_image_size=1024 gives 64 patches of 16 pixels along an edge, but the model's table has "
         "max_latent_size=32; set max_latent_size to 64 or more (the model's too), or max_image_size to 512"
@@ -424,19 +424,17 @@ def test_c49_a_group_within_the_table_of_latents_is_accepted(side: int, largest:
     entry = mixture(image_transform_args={**VAE, "max_image_size": largest})
     config = BagelDatasetConfig(grouped_datasets=entry, max_latent_size=side)
 
-    assert wiring.groups_of(config)["t2i_pretrain"].image_transform_args.max_image_size == largest
+    assert groups_of(config)["t2i_pretrain"].image_transform_args.max_image_size == largest
 
 
 def test_c49_the_table_of_the_vit_is_checked_apart_from_that_of_the_vae() -> None:
     entry = mixture("unified_edit", vit_image_transform_args={**VIT, "max_image_size": 994})
 
     with pytest.raises(ConfigError) as error:
-        wiring.groups_of(BagelDatasetConfig(grouped_datasets=entry, max_latent_size=64))
+        groups_of(BagelDatasetConfig(grouped_datasets=entry, max_latent_size=64))
     assert "group 'unified_edit': max_image_size=994 gives 71 patches of 14 pixels" in str(error.value)
     assert "max_num_patch_per_side=70; set max_num_patch_per_side to 71 or more" in str(error.value)
-    wiring.groups_of(
-        BagelDatasetConfig(grouped_datasets=entry, max_latent_size=64, max_num_patch_per_side=71)
-    )
+    groups_of(BagelDatasetConfig(grouped_datasets=entry, max_latent_size=64, max_num_patch_per_side=71))
 
 
 def test_c49_a_stride_that_cuts_patches_is_refused() -> None:
@@ -445,19 +443,19 @@ def test_c49_a_stride_that_cuts_patches_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="image_stride=14 of its vae_image is no multiple of vae_image_downsample=16"
     ):
-        wiring.groups_of(BagelDatasetConfig(grouped_datasets=entry, max_latent_size=64))
+        groups_of(BagelDatasetConfig(grouped_datasets=entry, max_latent_size=64))
 
 
 def test_c49_interpolated_positions_have_no_limit() -> None:
     config = BagelDatasetConfig(grouped_datasets=mixture(), max_latent_size=32, interpolate_pos=True)
 
-    assert list(wiring.groups_of(config)) == ["t2i_pretrain"]
+    assert list(groups_of(config)) == ["t2i_pretrain"]
 
 
 def test_c49_upstream_fidelity_is_only_warned(caplog: pytest.LogCaptureFixture) -> None:
     config = BagelDatasetConfig(grouped_datasets=mixture(), max_latent_size=32, fidelity="upstream")
     with caplog.at_level(logging.WARNING, logger="bagel_wds"):
-        groups = wiring.groups_of(config)
+        groups = groups_of(config)
 
     assert list(groups) == ["t2i_pretrain"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -476,7 +474,7 @@ def test_c49_the_largest_picture_that_a_transform_makes_is_the_one_that_is_check
 def test_each_recipe_has_the_transforms_of_its_views() -> None:
     groups = parse_groups(yaml.safe_load(MIXTURE_FILE))
 
-    assert {name: list(wiring.transforms_of(group)) for name, group in groups.items()} == {
+    assert {name: list(transforms_of(group)) for name, group in groups.items()} == {
         "t2i_pretrain": [Kind.VAE_IMAGE],
         "unified_edit": [Kind.VAE_IMAGE, Kind.VIT_IMAGE],
         "vlm_sft": [Kind.VIT_IMAGE],

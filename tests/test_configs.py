@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagel_wds.config import BagelDatasetConfig, load_mapping
-from bagel_wds.wiring import groups_of
+from bagel_wds.groups import groups_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 MIXTURES = sorted(path for path in CONFIGS.glob("*.yaml") if path.name != "example_sources.yaml")

@@ -7,19 +7,29 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from bagel_wds.errors import Reason
 from examples.corpus import draw_corpus
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from s3_store import S3Store
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, flags=re.DOTALL)
 
 
-def run(language: str, block: str, folder: Path) -> str:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+IN_A_BUCKET = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(language: str, block: str, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> str:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **more}
     command = ["bash", "-euc", block] if language == "bash" else [sys.executable, "-c", block]
     if language == "python":
         (folder / "block.py").write_text(block)
@@ -38,7 +48,7 @@ def test_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
     printed = [run(language, block, tmp_path) for language, block in BLOCKS]
 
-    assert [language for language, _ in BLOCKS] == ["bash", "bash", "bash", "python", "python", "python"]
+    assert [language for language, _ in BLOCKS] == [*["bash"] * 3, *["python"] * 3, "bash"]
     assert "vlm_sft" in printed[2] or "vlm" in printed[2]
     assert re.fullmatch(r"\d+ torch.Size\(\[\d+, 3, \d+, \d+\]\) torch.Size\(\[\d+\]\)\n", printed[3])
     assert len(printed[4].splitlines()) >= 1
@@ -48,6 +58,22 @@ def test_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
         assert "'batches': 8" in run("python", block, tmp_path)
     assert (tmp_path / "demo-data/converted/dataset_info.yaml").exists()
     assert len(list((tmp_path / "demo-data/one").rglob("*.tar"))) == 3
+
+
+def test_readmes_conversion_into_a_bucket_runs_and_trains_as_from_the_disk(
+    tmp_path: Path, s3_store: S3Store
+) -> None:
+    draw_corpus(tmp_path / "demo-data" / "sources")
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    s3_store.make_bucket("my-bucket")
+    at_home = BLOCKS[3][1].replace("num_workers=2", "num_workers=0")
+
+    [commands] = IN_A_BUCKET
+    assert "vlm_sft" in run("bash", commands, tmp_path, s3_store.environment)
+    run("bash", BLOCKS[0][1], tmp_path)
+    afar = at_home.replace("demo-data/converted/", "s3://my-bucket/converted/")
+
+    assert run("python", afar, tmp_path, s3_store.environment) == run("python", at_home, tmp_path)
 
 
 def test_table_of_reasons_is_that_of_the_code() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bagel_wds import manifest
 from bagel_wds.converters import ShardSettings
 from bagel_wds.converters.manifest import write_manifest, write_quarantine
 from bagel_wds.converters.record import ConversionRecord, Mode, Part, settings_of
@@ -84,6 +85,29 @@ def test_what_is_no_manifest_is_refused_with_its_place(tmp_path: Path, value: An
 
     assert str(refused.value).startswith(url)
     assert message in str(refused.value)
+
+
+def test_a_shard_with_all_its_fields_is_the_same_in_either_way() -> None:
+    whole: dict[str, object] = {
+        "url": "a.tar",
+        "nsamples": 3,
+        "filesize": 10,
+        "checksum": "xxh3_128:0",
+        "index": "a.idx.parquet",
+    }
+    values: list[object] = [None, True, -1, 1.5, []]
+    odd: list[object] = [
+        *({**whole, name: value} for name in whole for value in values),
+        *({other: whole[other] for other in whole if other != name} for name in whole),
+        "a.tar",
+    ]
+
+    assert (
+        manifest._plain_shard(whole)
+        == manifest._shard(whole, "")
+        == ManifestShard("a.tar", 3, 10, "xxh3_128:0", "a.idx.parquet")
+    )
+    assert [entry for entry in odd if manifest._plain_shard(entry) is not None] == []
 
 
 def test_a_manifest_that_is_not_there_or_broken_is_named(tmp_path: Path) -> None:

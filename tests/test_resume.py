@@ -325,9 +325,9 @@ def test_c08_restoring_reads_only_what_the_buffers_hold(
     reads: list[int] = []
     real = storage.read_range
 
-    def counted(url: str, offset: int, length: int) -> bytes:
+    def counted(url: str, offset: int, length: int, options: storage.StorageOptions | None = None) -> bytes:
         reads.append(length)
-        return real(url, offset, length)
+        return real(url, offset, length, options)
 
     monkeypatch.setattr(storage, "read_range", counted)
     take(load(info, state, num_streams=1), 1)

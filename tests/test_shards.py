@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shard_factory import t2i_sample, write_tar
 
+from bagel_wds import shards, storage
 from bagel_wds.errors import ConfigError, ShardError
 from bagel_wds.reader import walk_shard, walk_slice
 from bagel_wds.shards import Shard, ShardSlice, count_samples, list_shards, walk_epochs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 Place = tuple[int, int]
 """A sample: number of its shard, and its ordinal there."""
@@ -272,13 +274,30 @@ def test_a_manifest_tells_counts_and_indexes_relative_to_itself(tmp_path: Path) 
     urls = make_shards(tmp_path, [1, 2])
     manifest = make_manifest(tmp_path, [1, 2], index="x.idx.parquet", filesize=10240)
     expected = [
-        Shard(url, "d", size, str(tmp_path / "x.idx.parquet")) for url, size in zip(urls, (1, 2), strict=True)
+        Shard(url, "d", size, str(tmp_path / "x.idx.parquet"), bytes=10240)
+        for url, size in zip(urls, (1, 2), strict=True)
     ]
 
     assert list_shards(manifest, "d") == expected
     assert list_shards(str(tmp_path), "d") == expected
     # Shards named one by one find the manifest beside them.
     assert list_shards(urls[1], "d") == expected[1:]
+
+
+@given(
+    folder=st.sampled_from(
+        ["", "/", ".", "a", "/a b/", "file:///a b", "s3://b", "s3://b/a%20b", "https://h/a?token=x"]
+    ),
+    name=st.from_regex(r"[a./%? -]{1,6}|[A-Za-z0-9_.-]{1,9}", fullmatch=True),
+)
+def test_shards_of_a_manifest_are_joined_as_any_name_is(folder: str, name: str) -> None:
+    def joined(join: Callable[[str], str]) -> str:
+        try:
+            return join(name)
+        except ConfigError as error:
+            return str(error)
+
+    assert joined(shards._under(folder)) == joined(partial(storage.join, folder))
 
 
 def test_relative_names_find_their_manifest_however_they_are_spelt(
@@ -376,8 +395,8 @@ def test_c01_a_shard_that_the_manifest_names_and_nobody_copied_is_an_error_at_on
         ("nowhere/t2i-*.tar", "1 of 1 shards are not there"),
         ("t2i-{000..", "the braces of this pattern do not match"),
         ("nowhere/manifest.json", "the manifest cannot be read"),
-        ("s3://bucket/t2i-{000..003}.tar", "s3:// is not read by this version"),
-        ("http://host/t2i-000.tar", "http:// is not read by this version"),
+        ("ftp://host/t2i-{000..003}.tar", "ftp:// is not read; there are paths, file://, s3://"),
+        ("s3:///t2i-000.tar", "names no bucket"),
         ("pipe:cat t2i-000.tar", "pipe: URLs run a shell command and are refused"),
     ],
 )

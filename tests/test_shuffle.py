@@ -184,10 +184,18 @@ class Shards:
     max_samples=st.integers(1, 20),
     max_bytes=st.integers(0, 300),
     limit=st.integers(0, 200),
+    stretches=st.integers(1, 3),
     seed=st.integers(0, 9),
 )
 def test_neither_order_nor_samples_nor_state_depend_on_memory(
-    sizes: list[int], scale: int, bare: int, max_samples: int, max_bytes: int, limit: int, seed: int
+    sizes: list[int],
+    scale: int,
+    bare: int,
+    max_samples: int,
+    max_bytes: int,
+    limit: int,
+    stretches: int,
+    seed: int,
 ) -> None:
     shards = Shards(sizes, scale)
     # Some come as references to begin with, as where a buffer is filled from an index.
@@ -196,7 +204,7 @@ def test_neither_order_nor_samples_nor_state_depend_on_memory(
         for number, sample in enumerate(shards.samples)
     ]
     memory = Memory(limit * scale)
-    frugal = ShuffleBuffer(fetch=shards.fetch, memory=memory)
+    frugal = ShuffleBuffer(fetch=shards.fetch, memory=memory, stretches=stretches)
     plain = ShuffleBuffer()
     bounds = {"max_samples": max_samples, "max_bytes": max_bytes * scale}
     pairs = zip(
@@ -237,12 +245,13 @@ def test_buffers_share_the_memory_of_their_worker_and_give_it_back_when_they_are
 
 
 def test_references_close_to_each_other_are_fetched_together_where_there_is_memory() -> None:
-    def fetches(limit: int) -> list[int]:
+    def fetches(limit: int, stretches: int = 1) -> list[int]:
         shards = Shards([10] * 40)
         buffer = ShuffleBuffer(
             (reference(sample["__ref__"]) for sample in shards.samples),
             fetch=shards.fetch,
             memory=Memory(limit),
+            stretches=stretches,
         )
         assert len(list(shuffle([], DRAWS, max_samples=50, max_bytes=1000, buffer=buffer))) == 40
         return shards.fetched
@@ -250,6 +259,9 @@ def test_references_close_to_each_other_are_fetched_together_where_there_is_memo
     # Each of two shards in one read; or each sample alone.
     assert fetches(1000) == [20, 20]
     assert fetches(0) == [1] * 40
+    # Both in one.
+    assert fetches(1000, stretches=2) == [40]
+    assert fetches(0, stretches=2) == [1] * 40
 
 
 def test_samples_without_a_place_are_kept_whatever_the_memory() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_factory import write_jsonl
 from strategies import words
@@ -120,6 +120,7 @@ def read_in_blocks(patch: pytest.MonkeyPatch, num_bytes: int) -> None:
         patch.setattr(f"bagel_wds.sources.{room}.BLOCK_BYTES", num_bytes)
 
 
+@settings(deadline=None)
 @given(st.lists(files(), min_size=1, max_size=3), st.integers(1, 9), st.integers(0, 9), st.integers(1, 40))
 def test_rows_come_back_whatever_the_form_and_the_cut(
     tmp_path_factory: pytest.TempPathFactory, written: list[Any], slice_rows: int, skip: int, block: int
@@ -149,6 +150,7 @@ def test_rows_come_back_whatever_the_form_and_the_cut(
     assert plan.files == tuple(describe_lines_file(source, name) for name in names)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([b'{"a":1}', b"", b"  ", b"x", MARK, MARK + b"{}", b"\r", b" {}", b"\xef"])),
     st.integers(1, 30),
@@ -220,6 +222,7 @@ def _cut(source: Source, names: Sequence[str]) -> tuple[Source, Sequence[Slice]]
     return source, plan_lines(source, 2, names).slices
 
 
+@settings(deadline=None)
 @given(st.integers(1, 30), st.integers(0, 5), st.integers(1, 7))
 def test_a_seeded_choice_is_upstreams_and_keeps_the_order(
     tmp_path_factory: pytest.TempPathFactory, max_units: int, seed: int, slice_rows: int
@@ -353,6 +356,7 @@ def test_a_broken_array_is_refused_before_the_first_row_with_the_place(
 
 @pytest.mark.parametrize("form", [as_lines, as_array])
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@settings(deadline=None)
 @given(where=st.floats(0, 1), damage=st.sampled_from(["cut", "changed", "followed"]))
 def test_a_compressed_file_that_is_broken_is_named_and_never_read_short(
     tmp_path_factory: pytest.TempPathFactory, form: Any, suffix: str, where: float, damage: str

@@ -21,12 +21,13 @@ from bagel_wds.errors import ConfigError
 from bagel_wds.sources import edit, t2i, vlm
 from bagel_wds.sources.jsonl import describe_lines_file, plan_chosen_lines, plan_lines, read_lines
 from bagel_wds.sources.layout import check_given_columns
-from bagel_wds.sources.media import find_media_root
+from bagel_wds.sources.media import find_media_root, rows_at_once
 from bagel_wds.sources.parquet import (
     describe_parquet_file,
     plan_chosen_rows,
     plan_row_groups,
     read_row_groups,
+    side_by_side,
 )
 from bagel_wds.sources.places import PARQUET
 from bagel_wds.sources.rows import (
@@ -70,6 +71,7 @@ __all__ = [
     "SourceSample",
     "Verify",
     "describe_file",
+    "describe_files",
     "list_files",
     "plan_rows",
     "plan_source",
@@ -130,6 +132,17 @@ def describe_file(source: Source, file: str) -> SourceFile:
     return (describe_parquet_file if _is_parquet([file]) else describe_lines_file)(source, file)
 
 
+def describe_files(source: Source, files: Sequence[str]) -> list[SourceFile]:
+    """The same of several files, in order; from a bucket several parquet files at a time.
+
+    Raises:
+        ConfigError: as `describe_file`.
+    """
+    if _is_parquet(files):
+        return side_by_side(source, partial(describe_parquet_file, source), files)
+    return [describe_file(source, file) for file in files]
+
+
 def read_slice(source: Source, part: Slice, *, skip_rows: int = 0) -> Iterator[SourceSample | RejectedRow]:
     """The rows of one slice, in the order of the source.
 
@@ -143,10 +156,12 @@ def read_slice(source: Source, part: Slice, *, skip_rows: int = 0) -> Iterator[S
     """
     row_groups = [piece for piece in part.pieces if isinstance(piece, RowGroups)]
     if row_groups:
-        return read_row_groups(source, row_groups, PARQUET_LAYOUTS[source.kind], skip_rows)
+        return read_row_groups(
+            source, row_groups, PARQUET_LAYOUTS[source.kind], skip_rows, rows_at_once(source)
+        )
     lines = [piece for piece in part.pieces if isinstance(piece, Lines)]
     parse = partial(vlm.parse_row, source=source, media_root=find_media_root(source))
-    return read_lines(source, lines, parse, skip_rows)
+    return read_lines(source, lines, parse, skip_rows, rows_at_once(source))
 
 
 def _choose_files(source: Source, files: Sequence[str] | None) -> list[str]:

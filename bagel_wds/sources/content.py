@@ -60,9 +60,61 @@ def open_digested(root: str, name: str) -> DigestedFile:
 
 def _open(path: str) -> io.BufferedReader:
     try:
-        return cast("io.BufferedReader", storage.open_read(path))
+        file = cast("io.BufferedReader", storage.open_read(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return file if storage.is_local(path) else io.BufferedReader(_RemoteFile(file), BUFFER_BYTES)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file of a store, whose faults are those of the source: whatever reads it, a decompressor too, passes them on.
+
+    Args:
+        file: that is read, and closed with this.
+    """
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """The byte that is read next."""
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a byte."""
+        with _as_source_fault():
+            return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read some bytes.
+
+        Raises:
+            ConfigError: if the store does not give them.
+        """
+        with _as_source_fault():
+            return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+
+@contextmanager
+def _as_source_fault() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # The text names the object, and what to do.
+        raise ConfigError(str(error)) from error
 
 
 class DigestedFile(io.RawIOBase):

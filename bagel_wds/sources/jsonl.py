@@ -10,6 +10,7 @@ import json
 import os
 import random
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 import orjson
 
 from bagel_wds import storage
+from bagel_wds.ahead import look_ahead
 from bagel_wds.errors import BadSample, ConfigError, Reason
 from bagel_wds.sources import elements, lines
 from bagel_wds.sources.content import BYTE_ORDER_MARK, MAX_LINE_BYTES, open_content, open_digested
@@ -215,6 +217,7 @@ def read_lines(
     pieces: Sequence[Lines],
     parse: Callable[[dict[str, Any]], ParsedRow],
     skip_rows: int = 0,
+    at_once: int = 1,
 ) -> Iterator[SourceSample | RejectedRow]:
     """The rows of some stretches of lines or elements, in order.
 
@@ -223,19 +226,29 @@ def read_lines(
         pieces: the stretches.
         parse: fields and media of a JSON object, or BadSample.
         skip_rows: pass over so many rows, unparsed.
+        at_once: parse so many side by side.
 
     Raises:
         ConfigError: if a file cannot be read any more.
     """
+    yield from look_ahead(partial(_read_row, parse), _read_pieces(source.root, pieces, skip_rows), at_once)
+
+
+def _read_row(
+    parse: Callable[[dict[str, Any]], ParsedRow], row: tuple[Place, bytes]
+) -> SourceSample | RejectedRow:
+    place, line = row
+    try:
+        parsed = parse(parse_line(line))
+    except BadSample as bad:
+        return RejectedRow(place, bad.reason, bad.detail)
+    return SourceSample(place.key, parsed.fields, parsed.media, place, parsed.repaired)
+
+
+def _read_pieces(root: str, pieces: Sequence[Lines], skip_rows: int) -> Iterator[tuple[Place, bytes]]:
     for piece in pieces:
-        for number, line in _read_piece(source.root, piece, skip_rows):
-            place = Place(piece.file, number)
-            try:
-                parsed = parse(parse_line(line))
-            except BadSample as bad:
-                yield RejectedRow(place, bad.reason, bad.detail)
-            else:
-                yield SourceSample(place.key, parsed.fields, parsed.media, place, parsed.repaired)
+        for number, line in _read_piece(root, piece, skip_rows):
+            yield Place(piece.file, number), line
         skip_rows = max(0, skip_rows - piece.num_rows)
 
 

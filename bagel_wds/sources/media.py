@@ -1,7 +1,7 @@
 """Media that a row names: files and folders of frames by a path under the media root, and bytes inside the row.
 
 A path may not lead out of the root: one that is absolute, has a `..` in it, or goes out through a link is refused,
-unless the source allows it. A URL is never fetched.
+unless the source allows it. A URL in a row is never fetched. The root itself may be a folder of a bucket.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bagel_wds import storage
 from bagel_wds.conversations import DATA_KEYS, PATH_KEYS, Tag, is_null_like
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.schema import IMAGE_EXTENSIONS, natural
+from bagel_wds.sources import remote_media
 from bagel_wds.sources.rows import Medium, SourceImage, read_source_image
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ MAX_IMAGE_BYTES = 1 << 30
 
 MAX_FRAMES = 50_000
 """A clip of more frames is refused."""
+
+ROWS_AT_ONCE = 8
+"""So many rows are read side by side where their media come from a store, which answers each request after a while."""
 
 MAX_LISTED = 200_000
 """In a folder of more files, a missing one is not looked for under a name in other case."""
@@ -50,9 +54,20 @@ _DATA_URI = re.compile(r"data:image/[^,]*;base64,", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def find_media_root(source: Source) -> Path:
-    """The folder that the media paths of a source are relative to, links resolved."""
-    return _resolve(storage.local_path(source.media_folder).absolute())
+MediaRoot = Path | str
+"""What media paths are relative to: a folder with its links resolved, or the URL of one in a bucket."""
+
+
+def find_media_root(source: Source) -> MediaRoot:
+    """The folder that the media paths of a source are relative to."""
+    folder = source.media_folder
+    return _resolve(storage.local_path(folder).absolute()) if storage.is_local(folder) else folder
+
+
+def rows_at_once(source: Source) -> int:
+    """How many rows are best read side by side."""
+    names_files = source.kind == "vlm" or source.media_root is not None
+    return ROWS_AT_ONCE if names_files and not storage.is_local(source.media_folder) else 1
 
 
 @lru_cache(maxsize=1)
@@ -61,14 +76,14 @@ def _resolve(folder: Path) -> Path:
     return folder.resolve()
 
 
-def read_medium(named: NamedMedium, source: Source, root: Path) -> tuple[Medium, object]:
+def read_medium(named: NamedMedium, source: Source, root: MediaRoot) -> tuple[Medium, object]:
     """A medium that a row names, and what is left of the row's value without the bytes of the medium.
 
     Args:
         named: a path; a `data:image/...;base64,...` URI; the bytes; or an object with `bytes` (or `base64`) or, where
             these are null, `path` or `url`.
         source: how its media are read.
-        root: the media root, links resolved.
+        root: the media root.
 
     Raises:
         BadSample: naming the path, or the place in the row, if there is no such medium or it cannot be used.
@@ -136,17 +151,26 @@ def _decode_base64(text: str, named: NamedMedium) -> bytes:
         raise BadSample(Reason.IMAGE_UNREADABLE, f"{named} is no base64: {error}") from error
 
 
-def read_image(path: str, source: Source, root: Path) -> SourceImage:
+def read_image(path: str, source: Source, root: MediaRoot) -> SourceImage:
     """An image file.
 
     Args:
         path: relative to the media root.
         source: how its media are read.
-        root: the media root, links resolved.
+        root: the media root.
 
     Raises:
         BadSample: naming the path, if it leads outside, is not there, is empty, or is no sound image.
     """
+    _check_path(path, source)
+    if isinstance(root, str):
+        data = remote_media.read_file(path, source, root, MAX_IMAGE_BYTES)
+    else:
+        data = _read_file(path, source, root)
+    return _verified(data, path, source)
+
+
+def _read_file(path: str, source: Source, root: Path) -> bytes:
     file = _locate(path, source, root, Reason.IMAGE_MISSING)
     if not file.is_file():
         what = "a folder" if file.is_dir() else "no plain file"
@@ -158,14 +182,14 @@ def read_image(path: str, source: Source, root: Path) -> SourceImage:
         raise _absent(error, path, Reason.IMAGE_MISSING) from error
     if size > MAX_IMAGE_BYTES:
         raise BadSample(Reason.IMAGE_TOO_LARGE, f"{path}: {size} bytes; the most is {MAX_IMAGE_BYTES}")
-    return _verified(data, path, source)
+    return data
 
 
 def _verified(data: bytes, name: str, source: Source) -> SourceImage:
     return read_source_image(data, name, source.verify)
 
 
-def read_clip(path: str, source: Source, root: Path) -> Medium:
+def read_clip(path: str, source: Source, root: MediaRoot) -> Medium:
     """A clip given as a folder of frames, in the order of their numbers: `*_7.jpg` before `*_10.jpg`.
 
     Names without such a number come first, in natural order.
@@ -173,24 +197,37 @@ def read_clip(path: str, source: Source, root: Path) -> Medium:
     Args:
         path: of the folder, relative to the media root.
         source: how its media are read.
-        root: the media root, links resolved.
+        root: the media root.
 
     Raises:
         BadSample: if there is no such folder, it holds no image, or a frame cannot be used.
     """
-    folder = _locate(path, source, root, Reason.VIDEO_MISSING)
-    if not folder.is_dir():
+    _check_path(path, source)
+    listed = (
+        remote_media.list_folder(path, source, root)
+        if isinstance(root, str)
+        else _list_folder(path, source, root)
+    )
+    if listed is None:
         raise BadSample(Reason.VIDEO, f"{path}: a video file; only folders of frames are read so far")
-    try:
-        names = [entry.name for entry in folder.iterdir() if _is_frame(entry.name)]
-    except OSError as error:
-        raise _absent(error, path, Reason.VIDEO_MISSING) from error
+    names = list(filter(_is_frame, listed))
     if not names:
         raise BadSample(Reason.VIDEO_MISSING, f"{path}: no image in this folder")
     if len(names) > MAX_FRAMES:
         raise BadSample(Reason.VIDEO, f"{path}: {len(names)} frames; the most is {MAX_FRAMES}")
     frames = (f"{path.rstrip('/')}/{name}" for name in sorted(names, key=_frame_order))
     return Medium(tuple(read_image(frame, source, root) for frame in frames), is_clip=True)
+
+
+def _list_folder(path: str, source: Source, root: Path) -> list[str] | None:
+    """The names in a folder; None if it is none."""
+    folder = _locate(path, source, root, Reason.VIDEO_MISSING)
+    if not folder.is_dir():
+        return None
+    try:
+        return [entry.name for entry in folder.iterdir()]
+    except OSError as error:
+        raise _absent(error, path, Reason.VIDEO_MISSING) from error
 
 
 def _is_frame(name: str) -> bool:
@@ -202,8 +239,7 @@ def _frame_order(name: str) -> tuple[int, tuple[tuple[int, int, str], ...]]:
     return (int(number.group(1)) if number else -1, natural(name))
 
 
-def _locate(path: str, source: Source, root: Path, missing: Reason) -> Path:
-    """The file or folder that a path names, with its links resolved."""
+def _check_path(path: str, source: Source) -> None:
     if _URL.match(path):
         raise BadSample(
             Reason.PATH_OUTSIDE,
@@ -211,6 +247,10 @@ def _locate(path: str, source: Source, root: Path, missing: Reason) -> Path:
         )
     if not source.allow_outside and (path.startswith("/") or ".." in path.split("/")):
         raise BadSample(Reason.PATH_OUTSIDE, f"{path}: not a path under the media root")
+
+
+def _locate(path: str, source: Source, root: Path, missing: Reason) -> Path:
+    """The file or folder that a path names, with its links resolved."""
     try:
         found = (root / path).resolve(strict=True)
     except OSError as error:
@@ -235,9 +275,7 @@ def _hint(path: str, source: Source, root: Path) -> str:
     """What may be wrong with a path that is not there."""
     if other := _in_other_case(path, root):
         return f"; there is {other}"
-    # Which folder that is stays unsaid: a quarantine holds no path of the machine that it was written on.
-    where = "the source's own folder" if source.media_root is None else "the media root"
-    return f" under {where}; is --media-root right?"
+    return remote_media.where_hint(source)
 
 
 def _in_other_case(path: str, root: Path) -> str | None:

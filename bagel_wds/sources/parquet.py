@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ import xxhash
 from pyarrow.types import is_dictionary
 
 from bagel_wds import storage
+from bagel_wds.ahead import look_ahead
 from bagel_wds.errors import BadSample, ConfigError, Reason
 from bagel_wds.sources.columns import is_map, json_type, json_value, may_hold_bytes, object_value
 from bagel_wds.sources.layout import check_schema, drift_notes, our_names, shape_of
@@ -34,15 +37,22 @@ if TYPE_CHECKING:
 
     from bagel_wds.sources.layout import ColumnRule, ParquetLayout, Shape
 
+T = TypeVar("T")
+
 MAX_BATCH_ROWS = 64
 """Rows that are in memory at a time, at most: more make nothing faster."""
 
 READ_BYTES = 1 << 20
 """Column chunks are read by so many bytes, not whole."""
 
+REMOTE_READ_BYTES = 4 << 20
+"""The same where each read is a request, whose answer is waited for."""
+
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 8
 """A file ends in the length of its footer, 4 bytes, and the magic."""
+_GUESSED_BYTES = 64 << 10
+"""Of the end, at first: most footers are not longer."""
 
 
 # Planning
@@ -71,7 +81,7 @@ def plan_row_groups(
     Raises:
         ConfigError: for a file that is no parquet, or columns that will not do.
     """
-    footers = [_read_footer(source, layout, file) for file in files]
+    footers = side_by_side(source, lambda file: _read_footer(source, layout, file), files)
     pieces = (
         (RowGroups(footer.file.name, group, group + 1, num_rows), num_bytes)
         for footer in footers
@@ -120,27 +130,42 @@ def describe_parquet_file(source: Source, file: str) -> SourceFile:
         ConfigError: if it is no parquet file.
     """
     path = storage.join(source.root, file)
-    with _naming(path), _open(path) as opened:
-        return _describe(opened, path, file)
+    with _naming(path):
+        return _read_end(path, file)[0]
 
 
-def _describe(opened: pa.NativeFile, path: str, file: str) -> SourceFile:
-    size = opened.size()
-    opened.seek(max(0, size - _TAIL_BYTES))
-    tail = opened.read()
-    if not tail.endswith(_MAGIC):
+def side_by_side(source: Source, work: Callable[[str], T], files: Sequence[str]) -> list[T]:
+    """What some short work gives for each file of a source; several at a time where each has to be waited for."""
+    if storage.is_local(source.root):
+        return [work(file) for file in files]
+    with ThreadPoolExecutor(storage.AT_A_TIME) as threads:
+        return list(threads.map(work, files))
+
+
+def _read_end(path: str, file: str) -> tuple[SourceFile, bytes]:
+    """What a file is told by, and its end: the footer and what comes behind it, which can be opened as a file of no rows."""
+    size = storage.size(path)
+    end = _read_last(path, size, min(size, _GUESSED_BYTES))
+    if not end.endswith(_MAGIC):
         raise ConfigError(
-            f"{path}: cannot be read as parquet: it ends in {tail[-4:]!r}, not in {_MAGIC!r}; was it cut?"
+            f"{path}: cannot be read as parquet: it ends in {end[-4:]!r}, not in {_MAGIC!r}; was it cut?"
         )
-    opened.seek(max(0, size - _TAIL_BYTES - int.from_bytes(tail[:4], "little")))
-    return SourceFile(file, size, f"xxh3_128:{xxhash.xxh3_128_hexdigest(opened.read())}")
+    length = int.from_bytes(end[-_TAIL_BYTES:-4], "little") + _TAIL_BYTES
+    if length > len(end):
+        end = _read_last(path, size, min(size, length))
+    end = end[-length:]
+    return SourceFile(file, size, f"xxh3_128:{xxhash.xxh3_128_hexdigest(end)}"), end
+
+
+def _read_last(path: str, size: int, length: int) -> bytes:
+    return storage.read_range(path, size - length, length)
 
 
 def _read_footer(source: Source, layout: ParquetLayout, file: str) -> _Footer:
     path = storage.join(source.root, file)
-    with _naming(path), _open(path) as opened:
-        described = _describe(opened, path, file)
-        with pq.ParquetFile(opened) as parquet:
+    with _naming(path):
+        described, end = _read_end(path, file)
+        with pq.ParquetFile(pa.BufferReader(end)) as parquet:
             check_schema(parquet.schema_arrow, path, layout, source.columns)
             groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
             return _Footer(
@@ -194,7 +219,11 @@ class _Batch(NamedTuple):
 
 
 def read_row_groups(
-    source: Source, pieces: Sequence[RowGroups], layout: ParquetLayout, skip_rows: int = 0
+    source: Source,
+    pieces: Sequence[RowGroups],
+    layout: ParquetLayout,
+    skip_rows: int = 0,
+    at_once: int = 1,
 ) -> Iterator[SourceSample | RejectedRow]:
     """The rows of some row groups, in order.
 
@@ -203,23 +232,33 @@ def read_row_groups(
         pieces: the row groups.
         layout: of the files.
         skip_rows: pass over so many rows.
+        at_once: parse so many side by side.
 
     Raises:
         ConfigError: if a file cannot be read.
     """
     # The names of a row are ours by now.
     plain_source = replace(source, columns={}) if source.columns else source
+    yield from look_ahead(
+        partial(_read_row, plain_source, layout), _walk_rows(source, pieces, layout, skip_rows), at_once
+    )
+
+
+def _walk_rows(
+    source: Source, pieces: Sequence[RowGroups], layout: ParquetLayout, skip_rows: int
+) -> Iterator[tuple[str, _Batch, int]]:
     for piece in pieces:
         if skip_rows < piece.num_rows:
             for batch in _read_batches(source, piece, layout, skip_rows):
                 for row in batch.rows:
-                    yield _read_row(plain_source, layout, piece.file, batch, row)
+                    yield piece.file, batch, row
         skip_rows = max(0, skip_rows - piece.num_rows)
 
 
 def _read_row(
-    source: Source, layout: ParquetLayout, file: str, batch: _Batch, row: int
+    source: Source, layout: ParquetLayout, found: tuple[str, _Batch, int]
 ) -> SourceSample | RejectedRow:
+    file, batch, row = found
     place = Place(file, row, batch.group)
     try:
         parsed = layout.parse(_values(batch.columns, row - batch.first), source)
@@ -248,7 +287,9 @@ def _read_batches(
     with (
         _naming(path),
         _open(path) as file,
-        pq.ParquetFile(file, buffer_size=READ_BYTES) as parquet,
+        pq.ParquetFile(
+            file, buffer_size=READ_BYTES if storage.is_local(path) else REMOTE_READ_BYTES
+        ) as parquet,
     ):
         columns = _columns(parquet.schema_arrow, source, layout)
         for group in range(piece.first, piece.stop):
@@ -340,8 +381,10 @@ def _cast_column(values: pa.Array, name: str, target: pa.DataType) -> pa.Array:
 
 
 def _open(path: str) -> pa.NativeFile:
-    """A file as Arrow reads it itself: through a Python file it takes more than twice as long."""
-    return pa.OSFile(os.fsencode(storage.local_path(path)))
+    """A file as Arrow reads it; one on the disk by itself: through a Python file it takes more than twice as long."""
+    if storage.is_local(path):
+        return pa.OSFile(os.fsencode(storage.local_path(path)))
+    return pa.PythonFile(storage.open_read(path), mode="r")
 
 
 @contextmanager
@@ -350,4 +393,10 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: cannot be read as parquet: {error}") from error
+        # A store's own error names the object.
+        told = str(error)
+        raise ConfigError(
+            told
+            if path in told and not storage.is_local(path)
+            else f"{path}: cannot be read as parquet: {told}"
+        ) from error

@@ -12,6 +12,9 @@ A name that is there as it is written is never read as a pattern.
 
 The root of several places is their common folder. Files are named relative to it: their keys depend on it, so it depends
 on nothing but what is written here.
+
+In a bucket a place is the same with a URL: `s3://bucket/folder`, `s3://bucket/*.parquet`. A web server is not listed, so a
+file there is given by its own URL, by braces, or in a list.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import posixpath
 import re
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import orjson
 from braceexpand import braceexpand
@@ -72,7 +76,8 @@ def find_files(path: str | Sequence[str], kind: SampleKind, root: str) -> list[s
     files = [file for place in _places(path) for file in _files(place, kind)]
     _check_suffixes(files, kind)
     start = len(_absolute(root).rstrip("/")) + 1
-    names = sorted((_absolute(file)[start:] for file in files), key=os.fsencode)
+    decode = unquote if storage.scheme_of(root) in storage.WEB else str
+    names = sorted((decode(_absolute(file)[start:]) for file in files), key=os.fsencode)
     for name, following in pairwise(names):
         if name == following:
             raise ConfigError(f"{storage.join(root, name)} comes twice; name each file once")
@@ -80,16 +85,31 @@ def find_files(path: str | Sequence[str], kind: SampleKind, root: str) -> list[s
 
 
 def _places(path: str | Sequence[str]) -> list[str]:
-    """Places as paths on the disk, without a slash at the end."""
+    """Places as URLs, or as paths on the disk, without a slash at the end; on a web server that marks a folder."""
     places = [path] if isinstance(path, str) else list(path)
     if not places or not all(places):
         raise ConfigError("an empty path; give a file, a folder, a pattern or a list of files")
-    return [os.fspath(storage.local_path(place)) for place in places]
+    return [_place(place) for place in places]
+
+
+def _place(place: str) -> str:
+    if storage.is_local(place):
+        return os.fspath(storage.local_path(place))
+    if storage.scheme_of(place) not in storage.WEB:
+        return place.rstrip("/")
+    if "?" in place:
+        raise ConfigError(
+            f"{place}: a URL with a query cannot be a source: what signs it would be kept as the name of the file; "
+            "download the file first"
+        )
+    return place
 
 
 def _root(place: str, kind: SampleKind) -> str:
     if storage.is_folder(place):
         return place
+    if storage.scheme_of(place) in storage.WEB and place.endswith("/"):
+        return place.rstrip("/")
     folder = storage.parent(place)
     if storage.exists(place):
         return _list_root(place) if _is_list(place, kind) else folder
@@ -100,10 +120,16 @@ def _root(place: str, kind: SampleKind) -> str:
 
 def _files(place: str, kind: SampleKind) -> list[str]:
     if "{" in place and not storage.exists(place):
-        return [file for spelling in _spellings(place) for file in _named(spelling, kind)]
+        return _all_named(_spellings(place), kind)
     if _is_list(place, kind) and storage.exists(place) and not storage.is_folder(place):
-        return [file for entry in _read_list(place) for file in _named(entry, kind)]
+        return _all_named(_read_list(place), kind)
     return _named(place, kind)
+
+
+def _all_named(places: Sequence[str], kind: SampleKind) -> list[str]:
+    """The files of many places; of those in buckets it is asked with few requests which are files."""
+    known = storage.which_are_files(place for place in places if not storage.is_local(place))
+    return [file for place in places for file in ([place] if place in known else _named(place, kind))]
 
 
 def _named(place: str, kind: SampleKind) -> list[str]:
@@ -161,8 +187,13 @@ def _is_list(place: str, kind: SampleKind) -> bool:
 
 def _list_root(place: str) -> str:
     folder = storage.parent(place)
-    folders = [entry if storage.is_folder(entry) else storage.parent(entry) for entry in _read_list(place)]
-    if all(Path(_absolute(below)).is_relative_to(_absolute(folder)) for below in folders):
+    entries = _read_list(place)
+    known = storage.which_are_files(entry for entry in entries if not storage.is_local(entry))
+    folders = [
+        entry if entry not in known and storage.is_folder(entry) else storage.parent(entry)
+        for entry in entries
+    ]
+    if all(PurePosixPath(_absolute(below)).is_relative_to(_absolute(folder)) for below in folders):
         return folder
     return _common_folder(folders)
 
@@ -177,12 +208,16 @@ def _read_list(place: str) -> list[str]:
     entries = _json_entries(place) if place.endswith(".json") else _text_entries(place)
     if not entries:
         raise ConfigError(f"{place}: this list of files is empty")
-    return [_find_entry(place, folder, entry) for entry in entries]
+    paths = [_place(entry) for entry in entries]
+    beside = [storage.join(folder, path) for path in paths]
+    known = storage.which_are_files(url for url in beside if not storage.is_local(url))
+    return [
+        url if url in known else _find_entry(place, url, path)
+        for url, path in zip(beside, paths, strict=True)
+    ]
 
 
-def _find_entry(place: str, folder: str, entry: str) -> str:
-    (path,) = _places(entry)
-    beside = storage.join(folder, path)
+def _find_entry(place: str, beside: str, path: str) -> str:
     for candidate in (beside, path):
         if storage.exists(candidate):
             return candidate
@@ -224,53 +259,63 @@ def _matching(pattern: str, kind: SampleKind) -> list[str]:
     head = _MAGIC.split(pattern, maxsplit=1)[0]
     parts = pattern[head.rfind("/") + 1 :].split("/")
     found: dict[str, None] = {}
-    for path in _walk(storage.local_path(storage.parent(head)), parts):
-        place = os.fspath(path)
-        found |= dict.fromkeys(_in_folder(place, kind) if path.is_dir() else [place])
+    for place, is_folder in _walk(storage.parent(head), parts):
+        found |= dict.fromkeys(_in_folder(place, kind) if is_folder else [place])
     return list(found)
 
 
-def _walk(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """What lies under a folder by a pattern, part by part. `**` goes through links, but not round a ring of them."""
+def _walk(folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """What lies under a folder by a pattern, part by part, and whether it is a folder.
+
+    `**` goes through links, but not round a ring of them.
+    """
     part, *rest = parts
     if part == "**":
         for below in _folders(folder, ()):
             yield from _walk(below, rest or ["*"])
         return
-    for path in _entries(folder, part):
+    for place, is_folder in _entries(folder, part):
         if not rest:
-            yield path
-        elif path.is_dir():
-            yield from _walk(path, rest)
+            yield place, is_folder
+        elif is_folder:
+            yield from _walk(place, rest)
 
 
-def _entries(folder: Path, part: str) -> list[Path]:
+def _entries(folder: str, part: str) -> list[tuple[str, bool]]:
     if not _MAGIC.search(part):
-        return [folder / part] if (folder / part).exists() else []
-    if not folder.is_dir():
+        place = _below(folder, part)
+        return [(place, storage.is_folder(place))] if storage.exists(place) else []
+    if storage.is_local(folder) and not storage.is_folder(folder):
         return []
+    names = ((name.rstrip("/"), name.endswith("/")) for name in storage.list_folder(folder))
     return [
-        path
-        for path in folder.iterdir()
-        if fnmatchcase(path.name, part) and (part.startswith(".") or not path.name.startswith("."))
+        (_below(folder, name), is_folder)
+        for name, is_folder in names
+        if fnmatchcase(name, part) and (part.startswith(".") or not name.startswith("."))
     ]
 
 
-def _folders(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+def _below(folder: str, name: str) -> str:
+    return name if folder == "." else storage.join(folder, name)
+
+
+def _folders(folder: str, above: tuple[str, ...]) -> Iterator[str]:
     """A folder and those below it, but for hidden ones."""
-    real = folder.resolve()
-    if real in above or not folder.is_dir():
+    real = os.path.realpath(folder) if storage.is_local(folder) else folder
+    if real in above or (storage.is_local(folder) and not storage.is_folder(folder)):
         return
     yield folder
-    for path in _entries(folder, "*"):
-        if path.is_dir():
-            yield from _folders(path, (*above, real))
+    for place, is_folder in _entries(folder, "*"):
+        if is_folder:
+            yield from _folders(place, (*above, real))
 
 
 # Paths
 
 
 def _absolute(path: str) -> str:
+    if not storage.is_local(path):
+        return path.rstrip("/")
     return posixpath.normpath(posixpath.join(os.fspath(Path.cwd()), path))
 
 
@@ -278,4 +323,20 @@ def _common_folder(folders: Sequence[str]) -> str:
     """The folder that some lie under: the one itself, or else an absolute path."""
     if len(set(folders)) == 1:
         return folders[0]
-    return posixpath.commonpath([_absolute(folder) for folder in folders])
+    if len(set(map(_bucket, folders))) > 1:
+        other = next(folder for folder in folders if _bucket(folder) != _bucket(folders[0]))
+        raise ConfigError(
+            f"{folders[0]} and {other} have no folder in common that their files could be named relative to; convert each "
+            "as a dataset of its own"
+        )
+    bucket = _bucket(folders[0])
+    below = posixpath.commonpath([_absolute(folder)[len(bucket) :] or "/" for folder in folders])
+    return bucket + below if not bucket or below != "/" else bucket
+
+
+def _bucket(folder: str) -> str:
+    """`scheme://bucket` of a URL; "" of a path on the disk."""
+    if storage.is_local(folder):
+        return ""
+    scheme, mark, rest = folder.partition("://")
+    return f"{scheme}{mark}{rest.partition('/')[0]}"

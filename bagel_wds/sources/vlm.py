@@ -32,15 +32,15 @@ from bagel_wds.sources.rows import ParsedRow, Placeholders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
     from bagel_wds.conversations import NamedMedium, Turn
+    from bagel_wds.sources.media import MediaRoot
     from bagel_wds.sources.rows import Source
 
 
-def parse_row(row: Mapping[str, Any], source: Source, media_root: Path) -> ParsedRow:
+def parse_row(row: Mapping[str, Any], source: Source, media_root: MediaRoot) -> ParsedRow:
     """The media that a row names, in order; the fields are the row, without what became media.
 
     Bytes in the row are taken out of it: of a data URI its head is left, of an object what is not the bytes.
@@ -48,7 +48,7 @@ def parse_row(row: Mapping[str, Any], source: Source, media_root: Path) -> Parse
     Args:
         row: the JSON object.
         source: that it belongs to.
-        media_root: what its paths are relative to, links resolved.
+        media_root: what its paths are relative to.
 
     Raises:
         BadSample: for a conversation that cannot be trained on, a medium that cannot be used, or tags that do not

@@ -1,0 +1,229 @@
+"""The groups of a run: their settings, checked against the model's tables, and the shards of each.
+
+Nothing here needs torch, so that a run can be looked at without it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bagel_wds import storage
+from bagel_wds.config import (
+    BagelDatasetConfig,
+    Fidelity,
+    GroupConfig,
+    TransformConfig,
+    parse_groups,
+    resolve_mapping,
+)
+from bagel_wds.errors import ConfigError
+from bagel_wds.records import Kind
+from bagel_wds.shards import Shard, count_samples, list_shards
+from bagel_wds.streams import check_split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bagel_wds.storage import StorageOptions
+
+logger = logging.getLogger(__name__)
+
+RAW_KEYS = ("data_dir", "jsonl_path", "parquet_info_path", "num_files")
+"""Keys of upstream's dataset info, which speak of raw sources."""
+
+
+def groups_of(config: BagelDatasetConfig) -> dict[str, GroupConfig]:
+    """The groups of the mixture, checked against the model's tables; those of a resolved config as they are.
+
+    Raises:
+        ConfigError: if a group's settings cannot work.
+    """
+    mixture = resolve_mapping(
+        config.grouped_datasets, config.grouped_datasets_path, "grouped_datasets", config.storage_options
+    )
+    groups = parse_groups(mixture)
+    for name, group in groups.items():
+        if mixture[name] is group:
+            continue
+        check_tables(config, name, group)
+        if group.weight == 0 and not group.is_mandatory and config.fidelity == Fidelity.CORRECTED:
+            raise ConfigError(
+                f"group {name!r} has weight 0 and is not mandatory, so none of its samples would come; give it a weight or "
+                "take it out of the mixture"
+            )
+    return groups
+
+
+def resolve(config: BagelDatasetConfig) -> BagelDatasetConfig:
+    """The same settings with the mixture read and checked, so that workers need not read it again."""
+    return replace(config, grouped_datasets=groups_of(config), grouped_datasets_path=None)
+
+
+def transforms_of(group: GroupConfig) -> dict[Kind, TransformConfig]:
+    """Which transform makes each kind of view of a group."""
+    match group.recipe:
+        case "vlm":
+            return {Kind.VIT_IMAGE: group.image_transform_args}
+        case "edit" if group.vit_image_transform_args is not None:
+            return {
+                Kind.VAE_IMAGE: group.image_transform_args,
+                Kind.VIT_IMAGE: group.vit_image_transform_args,
+            }
+        case _:
+            return {Kind.VAE_IMAGE: group.image_transform_args}
+
+
+def check_tables(config: BagelDatasetConfig, name: str, group: GroupConfig) -> None:
+    """Refuse a group whose largest image has no place in the model's tables of positions.
+
+    Upstream runs such a group until an index is out of range on the GPU; under its fidelity it is only warned of.
+
+    Raises:
+        ConfigError: naming the group, the setting and the smallest value that works.
+    """
+    tables = {
+        Kind.VAE_IMAGE: (
+            "vae_image_downsample",
+            config.vae_image_downsample,
+            "max_latent_size",
+            config.max_latent_size,
+        ),
+        Kind.VIT_IMAGE: (
+            "vit_patch_size",
+            config.vit_patch_size,
+            "max_num_patch_per_side",
+            config.max_num_patch_per_side,
+        ),
+    }
+    for kind, transform in transforms_of(group).items():
+        patch_name, patch, side_name, side = tables[kind]
+        if transform.image_stride % patch:
+            raise ConfigError(
+                f"group {name!r}: image_stride={transform.image_stride} of its {kind} is no multiple of "
+                f"{patch_name}={patch}; set them equal"
+            )
+        needed = transform.resize.largest_edge() // patch
+        if needed <= side or config.interpolate_pos:
+            continue
+        message = (
+            f"group {name!r}: max_image_size={transform.max_image_size} gives {needed} patches of {patch} pixels along "
+            f"an edge, but the model's table has {side_name}={side}; set {side_name} to {needed} or more (the model's "
+            f"too), or max_image_size to {side * patch}"
+        )
+        if config.fidelity == Fidelity.UPSTREAM:
+            logger.warning("%s", message)
+        else:
+            raise ConfigError(message)
+
+
+def streams_for(config: BagelDatasetConfig, world_size: int, num_workers: int) -> int:
+    """G: how many streams a run of so many ranks and workers has.
+
+    Raises:
+        ConfigError: if ranks and workers cannot share them, with the nearest legal numbers.
+    """
+    own = world_size * max(1, num_workers)
+    num_streams = config.num_streams or own
+    if config.fidelity == Fidelity.UPSTREAM and num_streams != own:
+        raise ConfigError(
+            f'fidelity="upstream" has one stream a rank and worker, here {own}; leave num_streams={num_streams} out'
+        )
+    check_split(num_streams, world_size, num_workers)
+    return num_streams
+
+
+def find_shards(config: BagelDatasetConfig, *, look: bool = True) -> dict[str, tuple[Shard, ...]]:
+    """The shards of each group of the mixture, its datasets in the order of `dataset_names`.
+
+    A relative path is looked for from the current folder, then from that of the info file.
+
+    Args:
+        config: the settings.
+        look: whether the shards that a manifest names are there; False believes it.
+
+    Raises:
+        ConfigError: for a dataset that the info lacks, one that is not in shards, and a group without a sample.
+    """
+    info = resolve_mapping(
+        config.dataset_info, config.dataset_info_path, "dataset_info", config.storage_options
+    )
+    folder, options = (
+        config.dataset_info_path and storage.parent(config.dataset_info_path),
+        config.storage_options,
+    )
+    return {
+        name: _shards_of(name, group, info, folder or None, options, look=look)
+        for name, group in groups_of(config).items()
+    }
+
+
+def _shards_of(
+    name: str,
+    group: GroupConfig,
+    info: Mapping[str, object],
+    folder: str | None,
+    options: StorageOptions | None,
+    *,
+    look: bool,
+) -> tuple[Shard, ...]:
+    datasets = info.get(name)
+    if not isinstance(datasets, dict):
+        raise ConfigError(f"dataset_info has no group {name!r}; it has {', '.join(map(str, info)) or 'none'}")
+    shards: list[Shard] = []
+    for dataset in group.dataset_names:
+        entry = datasets.get(dataset)
+        where = f"dataset_info[{name!r}][{dataset!r}]"
+        if not isinstance(entry, dict):
+            close = difflib.get_close_matches(dataset, map(str, datasets), n=1)
+            hint = (
+                f"did you mean {close[0]!r}?"
+                if close
+                else f"the group has {', '.join(map(str, datasets)) or 'none'}"
+            )
+            raise ConfigError(f"{where} is missing; {hint}")
+        if "shards" not in entry:
+            raw = [key for key in RAW_KEYS if key in entry]
+            hint = (
+                "run `bagel-wds convert` on it, and take the info file that it writes"
+                if raw
+                else "name its `shards:`"
+            )
+            raise ConfigError(
+                f"{where} names no shards, but {', '.join(map(str, entry)) or 'nothing'}; {hint}"
+            )
+        spec = entry["shards"]
+        if not isinstance(spec, str) and not (
+            isinstance(spec, list) and all(isinstance(part, str) for part in spec)
+        ):
+            raise ConfigError(
+                f"{where}: shards is {spec!r}; a path, a pattern or a list of them belongs there"
+            )
+        shards += _listed(spec, dataset, where, folder, options, look=look)
+    if count_samples(shards) == 0:
+        raise ConfigError(f"group {name!r}: its {len(shards)} shards hold no sample")
+    return tuple(shards)
+
+
+def _listed(
+    spec: str | list[str],
+    dataset: str,
+    where: str,
+    folder: str | None,
+    options: StorageOptions | None,
+    *,
+    look: bool,
+) -> list[Shard]:
+    try:
+        return list_shards(spec, dataset, look=look, options=options)
+    except ConfigError as error:
+        paths = [spec] if isinstance(spec, str) else spec
+        if folder is not None and any(storage.join(folder, path) != path for path in paths):
+            with suppress(ConfigError):
+                return list_shards(
+                    [storage.join(folder, path) for path in paths], dataset, look=look, options=options
+                )
+        raise ConfigError(f"{where}: {error}") from error
