@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bagel_wds.state import Refs
 
     Replan = Callable[[str, Sequence[SampleRef]], Sequence[SamplePlan]]
-    FetchMedia = Callable[[str, Sequence[SampleRef]], Sequence[tuple[tuple[Picture, ...], ...] | None]]
+    FetchMedia = Callable[[str, Sequence[SampleRef]], Sequence[tuple[Sequence[Picture], ...] | None]]
 
 
 @dataclass

@@ -113,13 +113,15 @@ class TransformConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameConfig:
-    """`frame_sampler_args` of a group: which frames of a clip are used."""
+    """`frame_sampler_args` of a group: which frames of a clip are used; see `FrameRule`."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     max_num_frames: int = 16
     min_num_frames: int = 8
     sample: str = "rand"
+    fix_start: int | None = None
+    clip: tuple[float, float] | None = None
 
     def rule(self, fidelity: Fidelity) -> FrameRule:
         """The rule that chooses frames, under a fidelity."""
@@ -127,6 +129,8 @@ class FrameConfig:
             max_num_frames=self.max_num_frames,
             min_num_frames=self.min_num_frames,
             sample=self.sample,
+            fix_start=self.fix_start,
+            clip=self.clip,
             any_frame=fidelity is Fidelity.CORRECTED,
         )
 
@@ -198,17 +202,7 @@ def _parse_group(name: str, entry: object) -> GroupConfig:
     _check_transform(f"group {name!r}: image_transform_args", group.image_transform_args)
     if group.vit_image_transform_args is not None:
         _check_transform(f"group {name!r}: vit_image_transform_args", group.vit_image_transform_args)
-    frames = group.frame_sampler_args
-    if not _FRAME_SAMPLE.fullmatch(frames.sample):
-        raise ConfigError(
-            f"group {name!r}: frame_sampler_args: sample={frames.sample!r} is none of 'rand', 'middle', 'fpsX' (X frames "
-            "a second)"
-        )
-    if frames.min_num_frames < 1 or frames.max_num_frames < frames.min_num_frames:
-        raise ConfigError(
-            f"group {name!r}: frame_sampler_args: min_num_frames={frames.min_num_frames} must be at least 1 and at "
-            f"most max_num_frames={frames.max_num_frames}"
-        )
+    _check_frames(f"group {name!r}: frame_sampler_args", group.frame_sampler_args)
     if recipe == "edit" and group.vit_image_transform_args is None:
         raise ConfigError(
             f"group {name!r}: an edit group needs vit_image_transform_args beside image_transform_args"
@@ -224,6 +218,27 @@ def _parse_group(name: str, entry: object) -> GroupConfig:
 
 
 _FRAME_SAMPLE = re.compile(r"rand|middle|fps(?=.*[1-9])\d+(\.\d+)?")
+
+
+def _check_frames(where: str, frames: FrameConfig) -> None:
+    if not _FRAME_SAMPLE.fullmatch(frames.sample):
+        raise ConfigError(
+            f"{where}: sample={frames.sample!r} is none of 'rand', 'middle', 'fpsX' (X frames a second)"
+        )
+    if frames.min_num_frames < 1 or frames.max_num_frames < frames.min_num_frames:
+        raise ConfigError(
+            f"{where}: min_num_frames={frames.min_num_frames} must be at least 1 and at "
+            f"most max_num_frames={frames.max_num_frames}"
+        )
+    if frames.fix_start is not None and (frames.sample != "middle" or frames.fix_start < 0):
+        raise ConfigError(
+            f"{where}: fix_start={frames.fix_start} must be a number of frames from 0 on, and "
+            "goes with sample='middle' alone"
+        )
+    if frames.clip is not None and not 0 <= frames.clip[0] < frames.clip[1] < math.inf:
+        raise ConfigError(
+            f"{where}: clip={list(frames.clip)} must be [start, end] in seconds, start before end"
+        )
 
 
 def _check_transform(where: str, transform: TransformConfig) -> None:
@@ -392,6 +407,7 @@ class BagelDatasetConfig:
         pixels: "fast", "exact" or "draft"; None is fast, and exact under `fidelity="upstream"`.
         transport: "float32", or "uint8", whose batches become whole by `batch.to(device)`.
         decode_threads: threads of a worker that decode and resize the pictures of a pack. They change no batch.
+        video_seconds: a clip that takes longer to decode is dropped and counted.
         on_shard_error: "raise" or "skip": what happens when a shard cannot be read, after the last try.
         max_skipped: with "skip", the share of a group's samples that may be lost in an epoch; more is an error.
         storage: how buckets are reached, a `StorageOptions` or a mapping of its fields; None is as the environment says.
@@ -430,6 +446,7 @@ class BagelDatasetConfig:
     pixels: str | None = None
     transport: str = "float32"
     decode_threads: int = 1
+    video_seconds: float = 60.0
     on_shard_error: str = "raise"
     max_skipped: float = 0.01
     storage: StorageOptions | Mapping[str, object] | None = None
@@ -483,6 +500,8 @@ class BagelDatasetConfig:
             raise ConfigError(
                 f"transport={self.transport!r} is none of {', '.join(map(repr, map(str, Transport)))}"
             )
+        if not 0 < self.video_seconds < math.inf:
+            raise ConfigError(f"video_seconds={self.video_seconds!r} must be a number above 0")
 
     def _check_skips(self) -> None:
         if self.on_shard_error not in list(OnShardError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from PIL import Image
 
+from bagel_wds.clips import ClipHeader, EncodedClip
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.images import DecodedImage, EncodedImage, ImageHeader
 from bagel_wds.records import RawSample, SampleRef
@@ -14,6 +15,8 @@ from bagel_wds.schema import MAX_JSON_BYTES, VIDEO_EXTENSIONS, media_fields, rea
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from bagel_wds.records import Picture
 
 
 def decode_sample(sample: Mapping[str, Any], *, upright: bool = True) -> RawSample:
@@ -43,7 +46,9 @@ def decode_sample(sample: Mapping[str, Any], *, upright: bool = True) -> RawSamp
         url=sample.get("__url__", ""),
         fields=fields,
         media=tuple(
-            tuple(
+            _clip(names[0], sample[names[0]], described[number] if described else None)
+            if _is_video(names[0])
+            else tuple(
                 _picture(name, sample[name], _header_of(described, number, is_clip=is_clip), upright)
                 for name in names
             )
@@ -74,7 +79,7 @@ def _parse(value: object) -> dict[str, Any]:
 
 
 def _header_of(described: Sequence[Mapping[str, Any]], number: int, *, is_clip: bool) -> ImageHeader | None:
-    """What our JSON says of an image, so that its bytes need not be looked at; frames of a clip say for themselves."""
+    """What our JSON says of an image, so that its bytes need not be looked at; frames in a folder say for themselves."""
     if is_clip or not described:
         return None
     entry = described[number]
@@ -94,8 +99,6 @@ def _header_of(described: Sequence[Mapping[str, Any]], number: int, *, is_clip: 
 def _picture(
     name: str, value: object, header: ImageHeader | None, upright: bool
 ) -> EncodedImage | DecodedImage:
-    if name.rpartition(".")[2] in VIDEO_EXTENSIONS:
-        raise BadSample(Reason.VIDEO, f"{name}: video files are not read yet")
     if isinstance(value, bytes):
         return EncodedImage(value, upright=upright, header=header)
     if isinstance(value, Image.Image):
@@ -104,3 +107,21 @@ def _picture(
         Reason.IMAGE_UNREADABLE,
         f"{name} is {type(value).__name__}; pass encoded bytes, or decode with wds.decode('pil')",
     )
+
+
+def _is_video(name: str) -> bool:
+    return name.rpartition(".")[2] in VIDEO_EXTENSIONS
+
+
+def _clip(name: str, value: object, entry: Any) -> Sequence[Picture]:
+    """A clip that is a file; what our JSON says of it spares looking at its bytes."""
+    if not isinstance(value, bytes):
+        raise BadSample(Reason.VIDEO, f"{name} is {type(value).__name__}; pass encoded bytes")
+    if entry is None:
+        return EncodedClip(value)
+    try:
+        return EncodedClip(value, ClipHeader.of_json(entry))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise BadSample(
+            Reason.ROW_INVALID, f"the JSON's description of {name} is broken: {error!r}"
+        ) from error

@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 
 from bagel_wds import images
 from bagel_wds.buffers import Buffers
+from bagel_wds.clips import EncodedClip
 from bagel_wds.config import Pixels, Transport
 from bagel_wds.errors import BadSample
 from bagel_wds.layout import KEY_ORDER, LayoutRules, lay_out
@@ -22,7 +23,7 @@ from bagel_wds.records import Kind, Pack, SamplePlan, View
 from bagel_wds.resample import resize_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -63,11 +64,13 @@ class ViewLoader:
         normalizations: by group and kind of view.
         path: how pictures are decoded and resized.
         threads: how many plans are loaded at once.
+        video_seconds: the limit for the frames of one clip.
     """
 
     normalizations: Mapping[tuple[str, Kind], Normalization] = field(default_factory=dict)
     path: Pixels = Pixels.FAST
     threads: int = 1
+    video_seconds: float = 60.0
 
     def fill(
         self, plans: Sequence[SamplePlan], places: Sequence[Mapping[View, Sequence[Levels]]]
@@ -83,20 +86,31 @@ class ViewLoader:
             return list(pool.map(self._fill, plans, places))
 
     def _fill(self, plan: SamplePlan, places: Mapping[View, Sequence[Levels]]) -> BadSample | None:
-        of_picture: dict[tuple[int, int], list[View]] = {}
+        of_picture: dict[int, dict[int, list[View]]] = {}
         for view in places:
-            of_picture.setdefault((view.medium, view.frame), []).append(view)
+            of_picture.setdefault(view.medium, {}).setdefault(view.frame, []).append(view)
         try:
-            for (medium, frame), views in of_picture.items():
-                levels = self._levels(plan, medium, frame, views)
-                for view in views:
-                    first, *others = places[view]
-                    resize_into(levels, first, self.path)
-                    for other in others:
-                        other[:] = first
+            for medium, of_frame in of_picture.items():
+                for frame, levels in self._pictures(plan, medium, of_frame):
+                    for view in of_frame[frame]:
+                        first, *others = places[view]
+                        resize_into(levels, first, self.path)
+                        for other in others:
+                            other[:] = first
         except BadSample as bad:
             return bad
         return None
+
+    def _pictures(
+        self, plan: SamplePlan, medium: int, of_frame: Mapping[int, Sequence[View]]
+    ) -> Iterator[tuple[int, Levels]]:
+        """The pictures of a medium that are shown, decoded one at a time."""
+        frames = plan.media[medium]
+        if isinstance(frames, EncodedClip):
+            yield from frames.levels(sorted(of_frame), self.video_seconds)
+            return
+        for frame, views in of_frame.items():
+            yield frame, self._levels(plan, medium, frame, views)
 
     def _levels(self, plan: SamplePlan, medium: int, frame: int, views: Sequence[View]) -> Levels:
         """A picture decoded, for these views of it."""

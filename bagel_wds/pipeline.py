@@ -269,7 +269,7 @@ def _replan(
 
 def _fetch_media(
     run: Run, skips: Mapping[str, Skips | None], group: str, refs: Sequence[SampleRef]
-) -> Sequence[tuple[tuple[Picture, ...], ...] | None]:
+) -> Sequence[tuple[Sequence[Picture], ...] | None]:
     """The encoded pictures of samples that were planned before; None for one that is lost."""
     found = _fetch_again(run, group, skips[group], refs)
     decoded = stages.decode(run.config, group)(sample for sample in found if sample is not None)
@@ -318,7 +318,8 @@ def _recipe_of(config: BagelDatasetConfig, group: GroupConfig) -> list[Any]:
     return [
         group.recipe,
         {str(kind): asdict(transform) for kind, transform in transforms_of(group).items()},
-        asdict(group.frame_sampler_args),
+        # A setting that came later and is not given leaves the digests of earlier states as they were.
+        {name: value for name, value in asdict(group.frame_sampler_args).items() if value is not None},
         asdict(dropout_rates(config)),
         config.allow_control_tokens,
         config.vae_image_downsample,

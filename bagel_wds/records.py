@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ class RawSample:
         url: of the shard that it came from.
         dataset: that it belongs to; its name is part of the address of every draw.
         fields: the source's fields, without our reserved one.
-        media: for each medium its pictures: one for an image, one a frame for a clip.
+        media: for each medium its pictures: one for an image, one a frame for a clip. Of a clip that is a file, the
+            sequence has a rate too, `fps`.
         is_clip: for each medium whether it is a clip.
         ref: where it lies; None where the reader gives no offsets.
         indexes: what `batch_data_indexes` says of where it came from.
@@ -95,7 +96,7 @@ class RawSample:
     key: str
     url: str
     fields: Mapping[str, object]
-    media: tuple[tuple[Picture, ...], ...]
+    media: tuple[Sequence[Picture], ...]
     is_clip: tuple[bool, ...]
     dataset: str = ""
     ref: SampleRef | None = None
@@ -184,7 +185,7 @@ class SamplePlan:
     group: str
     segments: tuple[Segment, ...]
     views: tuple[View, ...]
-    media: tuple[tuple[Picture, ...], ...]
+    media: tuple[Sequence[Picture], ...]
     estimate: int
     ref: SampleRef | None = None
     indexes: int | tuple[int, ...] = ()

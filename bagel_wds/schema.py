@@ -1,10 +1,11 @@
 """The contract of a sample in a tar: member names, keys, and the JSON header.
 
-A sample is `KEY.json` followed by its media with their original bytes: `KEY.0.jpg`, `KEY.1.png`, or the frames of
-a clip `KEY.0.000.jpg`, `KEY.0.001.jpg`. `KEY.json` holds the source's fields unchanged and one reserved key,
+A sample is `KEY.json` followed by its media with their original bytes: `KEY.0.jpg`, `KEY.1.png`, a clip as the file that it
+is, `KEY.0.mp4`, or as the frames that it is given as, `KEY.0.000.jpg`, `KEY.0.001.jpg`. `KEY.json` holds the source's fields unchanged and one reserved key,
 `"_bagel"`: `{"kind", "media": [{"ext", "width", "height", "frames"?, "orientation"?}], "source": {"file",
 "row_group"?, "row"}}`. Width and height are those of the encoded pixels; `orientation` is the EXIF tag where it
-asks for more than that (of a TIFF, which Pillow turns when it opens it, both are upright and no tag is needed).
+asks for more than that (of a TIFF, which Pillow turns when it opens it, both are upright and no tag is needed). Those of a
+clip's file are upright, and it has `fps`, `duration` and, where frames have no times, `sequential` beside `frames`.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ MEDIA_EXTENSIONS = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
 def media_fields(names: Iterable[str]) -> tuple[tuple[bool, tuple[str, ...]], ...]:
     """The fields of a sample that hold media, one entry a medium, in numeric order: (is a clip, its fields).
 
-    `0.jpg` is an image; `1.000.jpg`, `1.001.jpg` are the frames of a clip. Fields of other tools (`jpg`,
-    `input.png`) are images.
+    `0.jpg` is an image; `1.000.jpg`, `1.001.jpg` are the frames of a clip, `2.mp4` is a clip by itself. Fields of other
+    tools (`jpg`, `input.png`, `mp4`) are images or clips by their extension.
     """
     return _media_fields(tuple(names))
 
@@ -100,9 +101,9 @@ def _media_fields(names: tuple[str, ...]) -> tuple[tuple[bool, tuple[str, ...]],
         stem, _, ext = name.rpartition(".")
         if name.startswith("__") or ext not in MEDIA_EXTENSIONS:
             continue
-        clip = re.fullmatch(r"(\d+)\.\d+", stem)
+        clip = None if ext in VIDEO_EXTENSIONS else re.fullmatch(r"(\d+)\.\d+", stem)
         medium = clip.group(1) + "." if clip else name
-        media.setdefault(medium, (clip is not None, []))[1].append(name)
+        media.setdefault(medium, (clip is not None or ext in VIDEO_EXTENSIONS, []))[1].append(name)
     return tuple((is_clip, tuple(fields)) for is_clip, fields in media.values())
 
 

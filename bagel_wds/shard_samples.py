@@ -10,7 +10,7 @@ import orjson
 import xxhash
 
 from bagel_wds.errors import BadSample, Reason
-from bagel_wds.schema import SAMPLE_KINDS, media_fields, read_header, split_member
+from bagel_wds.schema import SAMPLE_KINDS, VIDEO_EXTENSIONS, media_fields, read_header, split_member
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -88,10 +88,12 @@ def _describe_medium(number: int, entry: object, is_clip: bool, sizes: Mapping[s
     """What an index says of a medium whose members have these sizes, and which the JSON describes so."""
     told = entry if isinstance(entry, dict) else {}
     ext = next(iter(sizes)).rpartition(".")[2]
+    is_video = ext in VIDEO_EXTENSIONS
     if (
         told.get("ext") != ext
         or ("frames" in told) != is_clip
-        or told.get("frames", 1) != len(sizes)
+        or not (is_video or told.get("frames", 1) == len(sizes))
+        or not isinstance(told.get("frames", 1), int)
         or not all(isinstance(told.get(edge), int) for edge in ("width", "height"))
     ):
         raise _not_ours(f"its JSON says of medium {number}: {entry}, and its members are {', '.join(sizes)}")
@@ -99,7 +101,7 @@ def _describe_medium(number: int, entry: object, is_clip: bool, sizes: Mapping[s
         "ext": ext,
         "width": told["width"],
         "height": told["height"],
-        "frames": len(sizes),
+        "frames": told.get("frames", 1),
         "bytes": sum(sizes.values()),
     }
 

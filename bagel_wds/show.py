@@ -110,7 +110,7 @@ class Contents:
         kinds: samples by kind; "unknown" where neither the JSON nor its fields tell.
         files: media files by extension; each frame of a clip is one.
         media: media by how many a sample has.
-        clips: media that are folders of frames.
+        clips: media that are videos, as files or as folders of frames.
         texts: captions, turns, instructions.
         json_bytes, media_bytes: of the members.
         smallest_hw, largest_hw: by area, in pixels.

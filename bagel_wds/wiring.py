@@ -86,4 +86,5 @@ def view_loader(config: BagelDatasetConfig) -> ViewLoader:
         },
         path=config.pixel_path,
         threads=config.decode_threads,
+        video_seconds=config.video_seconds,
     )

@@ -64,8 +64,8 @@ def encode_sample(sample: SourceSample, kind: SampleKind) -> EncodedSample:
                 "ext": entry["ext"],
                 "width": entry["width"],
                 "height": entry["height"],
-                "frames": len(medium.images),
-                "bytes": sum(len(image.data) for image in medium.images),
+                "frames": entry.get("frames", 1),
+                "bytes": sum(len(file.data) for file in medium.files),
             }
             for entry, medium in zip(media, sample.media, strict=True)
         ),
@@ -81,13 +81,15 @@ def describe_header(header: ImageHeader) -> dict[str, Any]:
 
 def _media_members(sample: SourceSample) -> Iterator[tuple[str, bytes]]:
     for number, medium in enumerate(sample.media):
-        for frame, image in enumerate(medium.images):
-            place = frame if medium.is_clip else None
-            yield media_name(sample.key, number, image.header.ext, place), image.data
+        for frame, file in enumerate(medium.files):
+            place = frame if medium.is_clip and medium.clip is None else None
+            yield media_name(sample.key, number, file.header.ext, place), file.data
 
 
 def _describe(medium: Medium) -> dict[str, Any]:
-    """What `_bagel` says of a medium; of a clip, the sizes are those of its first frame."""
+    """What `_bagel` says of a medium; of frames in a folder, the sizes are those of the first one."""
+    if medium.clip is not None:
+        return medium.clip.header.as_json()
     image = medium.images[0]
     frames = {"frames": len(medium.images)} if medium.is_clip else {}
     original = {} if image.original is None else {"original": describe_header(image.original)}

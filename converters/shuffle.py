@@ -249,7 +249,7 @@ def _encoded(sample: dict[str, object]) -> EncodedSample:
                 "ext": entry["ext"],
                 "width": entry["width"],
                 "height": entry["height"],
-                "frames": len(names),
+                "frames": entry.get("frames", 1),
                 "bytes": sum(len(members[name]) for name in names),
             }
             for entry, (_, names) in zip(described, media_fields(members), strict=True)

@@ -96,13 +96,16 @@ def test_a_mixture_is_converted_by_the_files_that_users_have(tmp_path: Path) -> 
         "vlm_sft": {
             "vlm": {
                 "data_dir": str(REAL / "vlm" / "images"),
-                "jsonl_path": str(REAL / "vlm" / "train.jsonl"),
-                "num_total_samples": 8,
+                "jsonl_path": str(tmp_path / "train.jsonl"),
+                "num_total_samples": 9,
             }
         },
     }
     (tmp_path / "mix.yaml").write_text(yaml.safe_dump(mixture))
     (tmp_path / "info.json").write_text(json.dumps(info))
+    left_out = {"image": "gone.png", "conversations": [{"from": "gpt", "value": "a"}]}
+    lines = (REAL / "vlm" / "train.jsonl").read_text(encoding="utf-8") + json.dumps(left_out) + "\n"
+    (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
     out = tmp_path / "out"
 
     done = run("convert", "--config", tmp_path / "mix.yaml", "--info", tmp_path / "info.json", out)
@@ -111,12 +114,12 @@ def test_a_mixture_is_converted_by_the_files_that_users_have(tmp_path: Path) -> 
     assert [row[:6] for row in rows_of(done.stdout)] == [
         ["t2i", "t2i", "8", "8", "0", "1"],
         ["seed", "edit", "4", "4", "0", "1"],
-        ["vlm", "vlm", "8", "7", "1", "1"],
+        ["vlm", "vlm", "9", "8", "1", "1"],
     ]
     assert f"quarantined: {out}/vlm_sft/vlm/quarantine.jsonl" in done.stdout
     assert f"dataset info: {out}/dataset_info.yaml" in done.stdout
     shown = run("show", out)
-    assert re.search(r"vlm_sft\.vlm\n(.*\n)*? +quarantined +1 of 8 rows: video 1\n", shown.stdout)
+    assert re.search(r"vlm_sft\.vlm\n(.*\n)*? +quarantined +1 of 9 rows: image_missing 1\n", shown.stdout)
 
 
 @pytest.mark.parametrize(

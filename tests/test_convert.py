@@ -176,7 +176,7 @@ def real_out(tmp_path_factory: pytest.TempPathFactory, real_sources: list[Source
     return out
 
 
-def test_real_data_is_written_but_for_its_video(real_out: Path) -> None:
+def test_real_data_is_written_whole(real_out: Path) -> None:
     counts = {
         kind: read_manifest(str(real_out / kind / "manifest.json")).counts for kind in ("t2i", "edit", "vlm")
     }
@@ -184,16 +184,9 @@ def test_real_data_is_written_but_for_its_video(real_out: Path) -> None:
     assert {kind: (c.read, c.written, dict(c.reasons)) for kind, c in counts.items() if c} == {
         "t2i": (8, 8, {}),
         "edit": (4, 4, {}),
-        "vlm": (8, 7, {"video": 1}),
+        "vlm": (8, 8, {}),
     }
-    assert read_quarantine(real_out / "vlm") == [
-        {
-            "file": "train.jsonl",
-            "row": 4,
-            "reason": "video",
-            "detail": "pancake.mkv: a video file; only folders of frames are read so far",
-        }
-    ]
+    assert read_quarantine(real_out / "vlm") == []
 
 
 @pytest.mark.parametrize(
@@ -231,10 +224,8 @@ def test_media_and_fields_of_jsonl_are_those_of_the_source(real_out: Path) -> No
     lines = (REAL / "vlm" / "train.jsonl").read_text().splitlines()
     for number, line in enumerate(lines):
         row = json.loads(line)
-        if "video" in row:
-            continue
         sample = written.pop(f"train=2Ejsonl-{number}")
-        names = row.get("image", [])
+        names = row.get("image", row.get("video", []))
         names = [names] if isinstance(names, str) else names
         media = [data for name, data in sample.items() if name != "json"]
         fields = json.loads(sample["json"])
@@ -439,7 +430,7 @@ def test_a_row_with_our_reserved_key_is_quarantined(tmp_path: Path) -> None:
 
 
 def test_webdataset_reads_the_shards(real_out: Path) -> None:
-    for kind, count in (("t2i", 8), ("edit", 4), ("vlm", 7)):
+    for kind, count in (("t2i", 8), ("edit", 4), ("vlm", 8)):
         urls = [str(path) for path in sorted((real_out / kind).glob("*.tar"))]
         read = list(wds.WebDataset(urls, shardshuffle=False))
 

@@ -18,6 +18,7 @@ from fault_proxy import Answer, FaultProxy, FileServer, Rule
 from kill_points import Conversion
 from s3_store import ACCESS_KEY, SECRET_KEY
 from source_factory import Corpus, captions, encode_image, talk, write_corpus, write_jsonl, write_t2i
+from video_factory import clip
 
 from bagel_wds import storage
 from bagel_wds.converters import Limit, Mode, ShardSettings, convert_mixture, convert_source
@@ -333,13 +334,14 @@ def test_media_in_a_bucket_get_the_verdicts_that_they_get_on_disk(tmp_path: Path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image)
     (tmp_path / "in" / "media" / "empty.png").write_bytes(b"")
+    (tmp_path / "in" / "media" / "clip.mp4").write_bytes(clip())
     (tmp_path / "in" / "secret.png").write_bytes(image)
     images = ["a.png", "./sub//b 1.png", "ü%41.png", "sub", "gone.png", "empty.png", "/etc/x.png", "../secret.png", "",
               "s3://bucket/a.png", "a.png/x", "x\n.png", "x\0.png", "." , "n" * 2000 + ".png"]  # fmt: skip
     rows: list[dict[str, Any]] = [
         {"image": name, "conversations": talk("<image>q", "a") if name else talk()} for name in images
     ]
-    clips = ["clip", "clip/", "gone", "a.png", "sub/b 1.png", "../media/clip"]
+    clips = ["clip", "clip/", "clip.mp4", "gone", "a.png", "sub/b 1.png", "../media/clip"]
     rows += [{"video": name, "conversations": talk("<video>q", "a")} for name in clips]
     write_jsonl(tmp_path / "in" / "rows.jsonl", rows)
     upload(tmp_path / "in", f"{s3_folder}/in")
@@ -366,6 +368,7 @@ def test_media_in_a_bucket_get_the_verdicts_that_they_get_on_disk(tmp_path: Path
         assert told[0] == told[1]
         assert len(told[0]) == (12 if outside else 15)
         assert there["x-000000-000.tar"] == here["x-000000-000.tar"]
+        assert b".0.mp4" in here["x-000000-000.tar"]
 
 
 def test_a_store_that_refuses_a_medium_stops_the_conversion_instead_of_leaving_rows_out(

@@ -174,8 +174,8 @@ def test_no_description_of_media_is_none(media: object) -> None:
     assert raw.media[0][0].size_hw == (6, 8)
 
 
-def test_a_video_file_and_a_picture_of_an_unknown_type_are_bad_samples() -> None:
-    assert reason_of(sample({}, **{"0.mp4": b"video"})) == Reason.VIDEO
+def test_a_video_and_a_picture_of_an_unknown_type_are_bad_samples() -> None:
+    assert reason_of(sample({}, **{"0.mp4": ["frames"]})) == Reason.VIDEO
     assert reason_of(sample({}, jpg=[1, 2])) == Reason.IMAGE_UNREADABLE
 
 

@@ -116,6 +116,7 @@ def test_plans_are_made_and_packed_without_torch_and_pillow(tmp_path: Path) -> N
 
 
 HEAVY = [
+    "av",
     "torch",
     "torchvision",
     "PIL",

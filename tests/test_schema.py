@@ -117,6 +117,7 @@ media = st.lists(
     st.one_of(
         st.sampled_from(sorted(IMAGE_EXTENSIONS)).map(lambda ext: ([ext], False)),
         st.integers(1, 12).map(lambda frames: (["jpg"] * frames, True)),
+        st.sampled_from(sorted(VIDEO_EXTENSIONS)).map(lambda ext: ([ext], True)),
     ),
     max_size=14,
 )
@@ -131,7 +132,7 @@ def test_c21_media_come_in_numeric_order_whatever_the_order_in_the_tar(
         (
             is_clip,
             tuple(
-                split_member(media_name("k", number, ext, frame if is_clip else None))[1]
+                split_member(media_name("k", number, ext, frame if is_clip and ext == "jpg" else None))[1]
                 for frame, ext in enumerate(exts)
             ),
         )
@@ -157,16 +158,29 @@ def test_a_clip_and_images_literally() -> None:
         (False, ("0.jpg",)),
         (True, ("1.009.jpg", "1.010.jpg")),
         (False, ("2.png",)),
-        (False, ("3.mp4",)),
+        (True, ("3.mp4",)),
     )
 
 
-def test_fields_of_other_tools_are_images_if_their_extension_says_so() -> None:
-    names = ["jpg", "input.png", "cls", "txt", "output.webp", "mask.npy", "__note__.jpg", "json"]
+def test_fields_of_other_tools_are_media_if_their_extension_says_so() -> None:
+    names = [
+        "jpg",
+        "input.png",
+        "cls",
+        "txt",
+        "output.webp",
+        "mask.npy",
+        "__note__.jpg",
+        "json",
+        "mp4",
+        "a.1.webm",
+    ]
 
     assert media_fields(names) == (
+        (True, ("a.1.webm",)),
         (False, ("input.png",)),
         (False, ("jpg",)),
+        (True, ("mp4",)),
         (False, ("output.webp",)),
     )
 

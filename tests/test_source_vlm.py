@@ -193,7 +193,10 @@ def test_videos_are_folders_of_frames_in_a_list_too(root: Path) -> None:
         (asks(image={"file": "a.png"}), "`image` is an object with none of 'bytes', 'base64', 'path', 'url'"),
         (asks(image={"path": ["a.png"]}), "`image`: 'path' is list, not a path"),
         (asks(image={"bytes": [137, 80]}), "`image`: 'bytes' is list, not base64 text"),
-        (asks(image="data:application/pdf;base64,AAAA"), "of data: URIs only base64 images are read"),
+        (
+            asks(image="data:application/pdf;base64,AAAA"),
+            "of data: URIs only images and videos in base64 are read",
+        ),
     ],
 )
 def test_media_that_are_named_in_two_ways_or_none_are_a_fault_of_the_row(
@@ -294,8 +297,14 @@ def test_a_row_larger_than_its_json_may_be_is_read_where_bytes_make_it_so(tmp_pa
             asks(image=f"data:image/png;base64,{base64.b64encode(IMAGE[:-30]).decode()}"),
             Reason.IMAGE_TRUNCATED,
         ),
-        ({"video": "data:video/mp4;base64,AAAA", "conversations": talk("<video>", "a")}, Reason.VIDEO),
-        ({"video": {"bytes": "AAAA"}, "conversations": talk("<video>", "a")}, Reason.VIDEO),
+        ({"video": "data:text/plain,a", "conversations": talk("<video>", "a")}, Reason.VIDEO),
+        (
+            {"video": "data:video/mp4;base64,AAAA", "conversations": talk("<video>", "a")},
+            Reason.VIDEO_UNREADABLE,
+        ),
+        ({"video": {"bytes": "AAAA"}, "conversations": talk("<video>", "a")}, Reason.VIDEO_UNREADABLE),
+        ({"video": {"bytes": "A"}, "conversations": talk("<video>", "a")}, Reason.VIDEO_UNREADABLE),
+        ({"video": {"bytes": ""}, "conversations": talk("<video>", "a")}, Reason.VIDEO_EMPTY),
         ({"video": [None], "conversations": talk("<video>", "a")}, Reason.VIDEO_MISSING),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bagel_wds.errors import BadSample, Reason
@@ -11,7 +11,9 @@ from bagel_wds.geometry import ResizeRule, patch_grid
 from bagel_wds.records import Kind, RawSample, SamplePlan, Segment, View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from bagel_wds.rng import Draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +85,45 @@ class PlanBuilder:
             tokens = rows * columns + 2
         self._segments.append(Segment(kind, num_tokens=tokens, loss=loss, enable_cfg=cfg, view=view))
 
-    def image(self, kind: Kind, medium: int, *, loss: bool = False, cfg: bool = False) -> None:
+    def image(
+        self, kind: Kind, medium: int, frame: int = 0, *, loss: bool = False, cfg: bool = False
+    ) -> None:
         """Add a picture and its segment."""
-        self.segment(kind, self.view(kind, medium), loss=loss, cfg=cfg)
+        self.segment(kind, self.view(kind, medium, frame), loss=loss, cfg=cfg)
+
+    def clip(
+        self,
+        medium: int,
+        frames: Sequence[int],
+        *,
+        loss: bool = False,
+        condition: bool = False,
+        cfg: bool = False,
+    ) -> None:
+        """Add frames of a clip for the VAE, as one split of attention: noised with loss, clean as a condition, or both.
+
+        Rope ids go on by the distance between frames. Dropout leaves a condition out whole; what has loss always stays.
+
+        Args:
+            medium: number of the clip.
+            frames: their numbers, strictly rising.
+            loss: add them noised, with flow matching loss.
+            condition: add them clean; after the noised ones, where there are both.
+            cfg: whether dropout may leave the condition out.
+
+        Raises:
+            BadSample: if the clip's header cannot be read.
+        """
+        for noised in [True] * loss + [False] * condition:
+            for place, frame in enumerate(frames):
+                is_last = place == len(frames) - 1
+                self.image(Kind.VAE_IMAGE, medium, frame, loss=noised, cfg=cfg and not noised)
+                self._segments[-1] = replace(
+                    self._segments[-1],
+                    split_start=place == 0,
+                    split_end=is_last,
+                    frame_delta=None if is_last else frames[place + 1] - frame,
+                )
 
     def build(self) -> SamplePlan:
         """The plan.
@@ -110,6 +148,19 @@ class PlanBuilder:
         """Upstream counts a picture's tokens by the stride of its transform."""
         height, width = view.size_hw
         return height * width // self._tools.resize[view.kind].stride ** 2
+
+
+def choose_frames(sample: RawSample, medium: int, tools: PlanTools, draws: Draws) -> list[int]:
+    """Numbers of the frames that are used of a clip, by the group's rule.
+
+    Raises:
+        BadSample: if the clip's header cannot be read, or the rule chooses none.
+    """
+    frames = sample.media[medium]
+    try:
+        return tools.frames.choose(len(frames), draws, getattr(frames, "fps", None))
+    except ValueError as error:
+        raise BadSample(Reason.VIDEO, str(error)) from error
 
 
 def check_views(plan: SamplePlan) -> None:

@@ -17,7 +17,7 @@ from bagel_wds.conversations import (
     read_turns,
 )
 from bagel_wds.errors import BadSample, Reason
-from bagel_wds.planners.build import PlanBuilder, PlanTools
+from bagel_wds.planners.build import PlanBuilder, PlanTools, choose_frames
 from bagel_wds.records import Kind, RawSample, SamplePlan
 
 if TYPE_CHECKING:
@@ -101,11 +101,7 @@ def _pictures(sample: RawSample, medium: int, tools: PlanTools, draws: Draws) ->
     """(medium, frame) of the pictures that a medium gives: one for an image, the chosen ones for a clip."""
     if not sample.is_clip[medium]:
         return [(medium, 0)]
-    try:
-        frames = tools.frames.choose(len(sample.media[medium]), draws)
-    except ValueError as error:
-        raise BadSample(Reason.VIDEO, str(error)) from error
-    return [(medium, frame) for frame in frames]
+    return [(medium, frame) for frame in choose_frames(sample, medium, tools, draws)]
 
 
 def _items(turns: list[Turn], sample: RawSample, pictures: list[list[tuple[int, int]]]) -> list[Text | Shown]:

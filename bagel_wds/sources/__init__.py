@@ -8,7 +8,7 @@
 | --- | --- | --- |
 | t2i | parquet: `image`, `captions` | one image |
 | edit | parquet: `image_list`, `instruction_list` | two images or more |
-| vlm | JSON rows or parquet: `conversations`, `image` or `video` | any number of images, or clips as folders of frames |
+| vlm | JSON rows or parquet: `conversations`, `image` or `video` | any number of images, or clips as files or folders of frames |
 """
 
 from __future__ import annotations

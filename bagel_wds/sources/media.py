@@ -1,4 +1,4 @@
-"""Media that a row names: files and folders of frames by a path under the media root, and bytes inside the row.
+"""Media that a row names: files, and folders of frames, by a path under the media root, and bytes inside the row.
 
 A path may not lead out of the root: one that is absolute, has a `..` in it, or goes out through a link is refused,
 unless the source allows it. A URL in a row is never fetched. The root itself may be a folder of a bucket.
@@ -18,7 +18,7 @@ from bagel_wds.conversations import DATA_KEYS, PATH_KEYS, Tag, is_null_like
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.schema import IMAGE_EXTENSIONS, natural
 from bagel_wds.sources import remote_media
-from bagel_wds.sources.rows import Medium, SourceImage, read_source_image
+from bagel_wds.sources.rows import Medium, SourceImage, read_source_clip, read_source_image
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from bagel_wds.conversations import NamedMedium
     from bagel_wds.sources.rows import Source
 
-MAX_IMAGE_BYTES = 1 << 30
-"""A larger image file is refused."""
+MAX_FILE_BYTES = 1 << 30
+"""A larger file of an image or a video is refused."""
 
 MAX_FRAMES = 50_000
 """A clip of more frames is refused."""
@@ -50,7 +50,7 @@ _NOTHING = {Tag.IMAGE: Reason.IMAGE_EMPTY, Tag.VIDEO: Reason.VIDEO_MISSING}
 """The verdict where an entry of a list names nothing."""
 
 _FRAME_NUMBER = re.compile(r"_(\d+)\.[^.]+$")
-_DATA_URI = re.compile(r"data:image/[^,]*;base64,", re.IGNORECASE)
+_DATA_URI = re.compile(r"data:(?:image|video)/[^,]*;base64,", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -80,7 +80,7 @@ def read_medium(named: NamedMedium, source: Source, root: MediaRoot) -> tuple[Me
     """A medium that a row names, and what is left of the row's value without the bytes of the medium.
 
     Args:
-        named: a path; a `data:image/...;base64,...` URI; the bytes; or an object with `bytes` (or `base64`) or, where
+        named: a path; a `data:image/...;base64,...` or `data:video/...` URI; the bytes; or an object with `bytes` (or `base64`) or, where
             these are null, `path` or `url`.
         source: how its media are read.
         root: the media root.
@@ -90,7 +90,7 @@ def read_medium(named: NamedMedium, source: Source, root: MediaRoot) -> tuple[Me
     """
     path, data, left = _take_out(named.value, named)
     if path is None and named.tag is Tag.VIDEO:
-        raise BadSample(Reason.VIDEO, f"{named} holds a video itself; only folders of frames are read so far")
+        return _clip_of(data, str(named), source), left
     if path is None:
         return Medium((_verified(data, str(named), source),)), left
     if named.tag is Tag.VIDEO:
@@ -107,7 +107,9 @@ def _take_out(value: object, named: NamedMedium) -> tuple[str | None, bytes, obj
             return None, _decode_base64(value[uri.end() :], named), uri.group()
         case str() if value[:5].lower() == "data:":
             reason = Reason.VIDEO if named.tag is Tag.VIDEO else Reason.ROW_INVALID
-            raise BadSample(reason, f"{named} is {value[:40]!r}; of data: URIs only base64 images are read")
+            raise BadSample(
+                reason, f"{named} is {value[:40]!r}; of data: URIs only images and videos in base64 are read"
+            )
         case str() if not is_null_like(value):
             return value, b"", value
         case dict():
@@ -148,7 +150,8 @@ def _decode_base64(text: str, named: NamedMedium) -> bytes:
     try:
         return binascii.a2b_base64("".join(text.split()), strict_mode=True)
     except ValueError as error:
-        raise BadSample(Reason.IMAGE_UNREADABLE, f"{named} is no base64: {error}") from error
+        reason = Reason.VIDEO_UNREADABLE if named.tag is Tag.VIDEO else Reason.IMAGE_UNREADABLE
+        raise BadSample(reason, f"{named} is no base64: {error}") from error
 
 
 def read_image(path: str, source: Source, root: MediaRoot) -> SourceImage:
@@ -163,25 +166,35 @@ def read_image(path: str, source: Source, root: MediaRoot) -> SourceImage:
         BadSample: naming the path, if it leads outside, is not there, is empty, or is no sound image.
     """
     _check_path(path, source)
+    return _verified(_read_file(path, source, root, Tag.IMAGE), path, source)
+
+
+_MISSING = {Tag.IMAGE: Reason.IMAGE_MISSING, Tag.VIDEO: Reason.VIDEO_MISSING}
+_TOO_LARGE = {Tag.IMAGE: Reason.IMAGE_TOO_LARGE, Tag.VIDEO: Reason.VIDEO_TOO_LARGE}
+
+
+def _read_file(path: str, source: Source, root: MediaRoot, tag: Tag) -> bytes:
+    missing, too_large = _MISSING[tag], _TOO_LARGE[tag]
     if isinstance(root, str):
-        data = remote_media.read_file(path, source, root, MAX_IMAGE_BYTES)
-    else:
-        data = _read_file(path, source, root)
-    return _verified(data, path, source)
-
-
-def _read_file(path: str, source: Source, root: Path) -> bytes:
-    file = _locate(path, source, root, Reason.IMAGE_MISSING)
+        return remote_media.read_file(path, source, root, MAX_FILE_BYTES, missing, too_large)
+    file = _locate(path, source, root, missing)
     if not file.is_file():
         what = "a folder" if file.is_dir() else "no plain file"
-        raise BadSample(Reason.IMAGE_MISSING, f"{path}: {what}, where an image file belongs")
+        raise BadSample(missing, f"{path}: {what}, where {_WHAT_BELONGS[tag]} belongs")
+    return _read(file, path, missing, too_large)
+
+
+_WHAT_BELONGS = {Tag.IMAGE: "an image file", Tag.VIDEO: "a video file or a folder of frames"}
+
+
+def _read(file: Path, path: str, missing: Reason, too_large: Reason) -> bytes:
     try:
         size = file.stat().st_size
-        data = file.read_bytes() if size <= MAX_IMAGE_BYTES else b""
+        data = file.read_bytes() if size <= MAX_FILE_BYTES else b""
     except OSError as error:
-        raise _absent(error, path, Reason.IMAGE_MISSING) from error
-    if size > MAX_IMAGE_BYTES:
-        raise BadSample(Reason.IMAGE_TOO_LARGE, f"{path}: {size} bytes; the most is {MAX_IMAGE_BYTES}")
+        raise _absent(error, path, missing) from error
+    if size > MAX_FILE_BYTES:
+        raise BadSample(too_large, f"{path}: {size} bytes; the most is {MAX_FILE_BYTES}")
     return data
 
 
@@ -189,18 +202,22 @@ def _verified(data: bytes, name: str, source: Source) -> SourceImage:
     return read_source_image(data, name, source.verify)
 
 
+def _clip_of(data: bytes, name: str, source: Source) -> Medium:
+    return Medium((), is_clip=True, clip=read_source_clip(data, name, source.verify))
+
+
 def read_clip(path: str, source: Source, root: MediaRoot) -> Medium:
-    """A clip given as a folder of frames, in the order of their numbers: `*_7.jpg` before `*_10.jpg`.
+    """A clip: a file, or a folder of frames in the order of their numbers: `*_7.jpg` before `*_10.jpg`.
 
     Names without such a number come first, in natural order.
 
     Args:
-        path: of the folder, relative to the media root.
+        path: of the file or folder, relative to the media root.
         source: how its media are read.
         root: the media root.
 
     Raises:
-        BadSample: if there is no such folder, it holds no image, or a frame cannot be used.
+        BadSample: if there is neither, the folder holds no image, or the file or a frame cannot be used.
     """
     _check_path(path, source)
     listed = (
@@ -209,12 +226,12 @@ def read_clip(path: str, source: Source, root: MediaRoot) -> Medium:
         else _list_folder(path, source, root)
     )
     if listed is None:
-        raise BadSample(Reason.VIDEO, f"{path}: a video file; only folders of frames are read so far")
+        return _clip_of(_read_file(path, source, root, Tag.VIDEO), path, source)
     names = list(filter(_is_frame, listed))
     if not names:
         raise BadSample(Reason.VIDEO_MISSING, f"{path}: no image in this folder")
     if len(names) > MAX_FRAMES:
-        raise BadSample(Reason.VIDEO, f"{path}: {len(names)} frames; the most is {MAX_FRAMES}")
+        raise BadSample(Reason.VIDEO_TOO_LARGE, f"{path}: {len(names)} frames; the most is {MAX_FRAMES}")
     frames = (f"{path.rstrip('/')}/{name}" for name in sorted(names, key=_frame_order))
     return Medium(tuple(read_image(frame, source, root) for frame in frames), is_clip=True)
 

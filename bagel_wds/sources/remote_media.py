@@ -23,7 +23,9 @@ _MAX_KEY_BYTES = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def read_file(path: str, source: Source, root: str, max_bytes: int) -> bytes:
+def read_file(
+    path: str, source: Source, root: str, max_bytes: int, missing: Reason, too_large: Reason
+) -> bytes:
     """The bytes of a file.
 
     Args:
@@ -31,22 +33,24 @@ def read_file(path: str, source: Source, root: str, max_bytes: int) -> bytes:
         source: whether it may lead outside.
         root: URL of the media root.
         max_bytes: of the file.
+        missing: what is said where there is no such file.
+        too_large: what is said of a larger one.
 
     Raises:
         BadSample: if there is no such file, it may not be read, or is too large.
         OSError: if the store does not give it.
     """
-    url = _locate(path, root, Reason.IMAGE_MISSING)
+    url = _locate(path, root, missing)
     try:
         data = storage.read_range(url, 0, max_bytes + 1) if url != root else None
     except FileNotFoundError as error:
         if not storage.is_folder(url):
-            raise _missing(path, source, Reason.IMAGE_MISSING) from error
+            raise _missing(path, source, missing) from error
         data = None
     if data is None:
-        raise BadSample(Reason.IMAGE_MISSING, f"{path}: a folder, where an image file belongs")
+        raise BadSample(missing, f"{path}: a folder, where an image file belongs")
     if len(data) > max_bytes:
-        raise BadSample(Reason.IMAGE_TOO_LARGE, f"{path}: {storage.size(url)} bytes; the most is {max_bytes}")
+        raise BadSample(too_large, f"{path}: {storage.size(url)} bytes; the most is {max_bytes}")
     return data
 
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from bagel_wds.clips import ClipHeader, read_clip_header
 from bagel_wds.errors import BadSample, ConfigError
 from bagel_wds.images import ImageHeader, read_header, verify_end, verify_pixels
 from bagel_wds.schema import SampleKind, make_key
@@ -258,16 +259,56 @@ def read_source_image(data: bytes | None, name: str, verify: Verify) -> SourceIm
 
 
 @dataclass(frozen=True, slots=True)
+class SourceClip:
+    """A clip that is a file, as the source has it.
+
+    Attributes:
+        data: its bytes.
+        header: what is known of it.
+    """
+
+    data: bytes
+    header: ClipHeader
+
+
+def read_source_clip(data: bytes, name: str, verify: Verify) -> SourceClip:
+    """A clip's file with its header.
+
+    Args:
+        data: its bytes.
+        name: of the clip in its row, for the verdict.
+        verify: how far to look: at every frame, at the end and the claims of the file, or at what is needed.
+
+    Raises:
+        BadSample: `video_...`, see `docs/reasons.md`.
+    """
+    try:
+        return SourceClip(
+            data,
+            read_clip_header(data, check_end=verify is not Verify.NONE, check_frames=verify is Verify.FULL),
+        )
+    except BadSample as bad:
+        raise BadSample(bad.reason, f"{name}: {bad.detail}") from bad
+
+
+@dataclass(frozen=True, slots=True)
 class Medium:
     """One medium of a row.
 
     Attributes:
-        images: one, or the frames of a clip in order.
+        images: one, or the frames of a clip in order; none of a clip that is a file.
         is_clip: whether it is a clip.
+        clip: the file, of a clip that is one.
     """
 
     images: tuple[SourceImage, ...]
     is_clip: bool = False
+    clip: SourceClip | None = None
+
+    @property
+    def files(self) -> tuple[SourceImage | SourceClip, ...]:
+        """What it is made of, in order."""
+        return self.images if self.clip is None else (self.clip,)
 
 
 @dataclass(frozen=True, slots=True)
