@@ -5,13 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types imports check format clean
+.PHONY: demo test test-slow lint types imports check format clean
 
 demo: $(READY)  ## draw a corpus, convert it, stream it
 	$(BIN)/python -m examples.demo
 
-test: $(READY)  ## the whole suite
-	$(BIN)/python -m pytest -n auto
+test: $(READY)  ## the suite, but for its slow tests
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+test-slow: $(READY)  ## runs that are killed again and again, and benchmarks that must run
+	$(BIN)/python -m pytest -n auto -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -23,7 +26,7 @@ types: $(READY)
 imports: $(READY)  ## which room may import which
 	$(BIN)/lint-imports
 
-check: lint types imports test  ## everything that CI runs
+check: lint types imports test test-slow  ## everything that CI runs
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

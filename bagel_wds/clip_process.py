@@ -25,7 +25,7 @@ from bagel_wds.clip_messages import HEAD, dump
 from bagel_wds.errors import BadSample, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -86,16 +86,43 @@ class ClipDecoder:
     def _ask(
         self, request: Mapping[str, Any], data: bytes, seconds: float
     ) -> Iterator[tuple[dict[str, Any], Levels]]:
-        """The answers to a request, the last of them without `frame`."""
-        process = self._take()
-        process.is_idle = False
+        """The answers to a request, the last of them without `frame`.
+
+        A process that was idle may be about to end, for no fault of the clip; then one that was just started is asked.
+        """
         deadline = time.monotonic() + seconds
+        process = self._take()
+        answers = self._ask_one(process, request, data, seconds, deadline)
+        try:
+            first = next(answers)
+        except _GoneError:
+            if not process.was_asked_before:
+                raise _ended(process) from None
+            process = _Process(self._command)
+            answers = self._ask_one(process, request, data, seconds, deadline)
+            try:
+                first = next(answers)
+            except _GoneError:
+                raise _ended(process) from None
+        try:
+            yield first
+            yield from answers
+        except _GoneError:
+            raise _ended(process) from None
+        finally:
+            answers.close()
+
+    def _ask_one(
+        self, process: _Process, request: Mapping[str, Any], data: bytes, seconds: float, deadline: float
+    ) -> Generator[tuple[dict[str, Any], Levels], None, None]:
+        process.is_idle = False
         try:
             process.send(dump({**request, "seconds": seconds}, len(data)), deadline)
             process.send(data, deadline)
             while True:
                 answer, pixels = process.receive(deadline)
                 process.is_idle = "frame" not in answer
+                process.was_asked_before |= process.is_idle
                 if "bad" in answer:
                     raise BadSample(Reason(answer["bad"]), answer["detail"])
                 yield answer, pixels
@@ -103,10 +130,8 @@ class ClipDecoder:
                     return
         except _TooLateError as late:
             raise BadSample(Reason.VIDEO_TIMEOUT, f"not decoded within {seconds:g} s, and ended") from late
-        except (_GoneError, BrokenPipeError) as gone:
-            raise BadSample(
-                Reason.VIDEO_UNREADABLE, f"the process that decodes it ended, {process.how_it_ended()}"
-            ) from gone
+        except BrokenPipeError as gone:
+            raise _GoneError from gone
         finally:
             self._give_back(process)
 
@@ -149,11 +174,16 @@ class _GoneError(Exception):
     """The process has ended."""
 
 
+def _ended(process: _Process) -> BadSample:
+    return BadSample(Reason.VIDEO_UNREADABLE, f"the process that decodes it ended, {process.how_it_ended()}")
+
+
 class _Process:
     """A process, and the pipes to and from it.
 
     Attributes:
         is_idle: it waits for a request.
+        was_asked_before: it has answered one to its end.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -172,7 +202,7 @@ class _Process:
             os.set_blocking(pipe, False)
             _widen(pipe)
         self.end = weakref.finalize(self, _end, self._popen, os.getpid())
-        self.is_idle = False
+        self.is_idle = self.was_asked_before = False
         try:
             self.receive(time.monotonic() + START_SECONDS)
         except (_TooLateError, _GoneError) as error:

@@ -115,6 +115,7 @@ def test_new_files_may_come_alone(grown: tuple[Source, Path, dict[str, bytes]], 
     assert summary.counts.read == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [Mode.APPEND, Mode.RETRY])
 def test_adding_that_is_killed_at_any_point_ends_as_if_it_had_not_been(tmp_path: Path, mode: Mode) -> None:
     source, settings = damaged(tmp_path) if mode is Mode.RETRY else appendable(tmp_path)

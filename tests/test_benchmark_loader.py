@@ -238,6 +238,7 @@ def test_a_contestant_that_fails_is_named_with_the_reason_and_not_run_again(
     assert "nemo_automodel" in why
 
 
+@pytest.mark.slow
 def test_the_quick_run_measures_every_contestant_that_needs_no_download(
     corpus: Corpus, tmp_path: Path
 ) -> None:

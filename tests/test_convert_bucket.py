@@ -418,6 +418,7 @@ def count_requests(store: S3Store, convert: Callable[[], Any], monkeypatch: pyte
         return len(proxy.log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [None, 3], ids=["plain", "shuffled"])
 def test_c24_a_conversion_killed_at_any_request_ends_as_an_unbroken_one(
     tmp_path: Path, s3_folder: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch, shuffle: int | None

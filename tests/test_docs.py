@@ -60,6 +60,7 @@ def test_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert len(list((tmp_path / "demo-data/one").rglob("*.tar"))) == 3
 
 
+@pytest.mark.slow
 def test_readmes_conversion_into_a_bucket_runs_and_trains_as_from_the_disk(
     tmp_path: Path, s3_store: S3Store
 ) -> None:

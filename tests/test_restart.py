@@ -59,6 +59,7 @@ def unbroken(source: Source, out: Path, settings: ShardSettings) -> dict[str, st
 # Killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [EIGHT_A_SHARD, replace(EIGHT_A_SHARD, shuffle=3)], ids=["plain", "shuffled"]
 )
@@ -101,6 +102,7 @@ def test_a_conversion_killed_again_and_again_ends_as_an_unbroken_one(tmp_path: P
     assert digests(tmp_path / "out") == expected
 
 
+@pytest.mark.slow
 def test_two_processes_killed_at_any_time_end_as_an_unbroken_run(tmp_path: Path) -> None:
     rows = [(encode_image(seed=i) + bytes(100_000), captions(i)) for i in range(120)]
     write_t2i(tmp_path / "in" / "a.parquet", rows, group_rows=10)

@@ -70,6 +70,7 @@ def global_batches(entries: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "resumed_ranks"), [("json", 4), ("dcp", 1)])
 def test_killed_run_goes_on_on_another_number_of_ranks(tmp_path: Path, form: str, resumed_ranks: int) -> None:
     info = foreign_info(tmp_path, sizes=[5, 6])
