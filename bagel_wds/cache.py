@@ -20,11 +20,12 @@ import os
 import re
 import secrets
 import shutil
-import time
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+
+from filelock import FileLock, Timeout
 
 from bagel_wds.urls import is_signed
 
@@ -249,14 +250,16 @@ class ShardCache:
     @contextmanager
     def _locked(self) -> Iterator[bool]:
         """The folder's lock, if it comes free in time."""
-        file = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = FileLock(self._folder / "lock", timeout=LOCK_SECONDS, mode=0o600)
         try:
-            deadline = time.monotonic() + LOCK_SECONDS
-            while not (is_locked := _lock(file)) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            yield is_locked
+            lock.acquire(poll_interval=0.01)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
         finally:
-            os.close(file)
+            lock.release()
 
 
 class NewEntry:

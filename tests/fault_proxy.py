@@ -129,7 +129,31 @@ class Exchange:
     broken: bool = False
 
 
-class FaultProxy:
+class _Served:
+    """A server in a thread, on a free port; a context manager.
+
+    Attributes:
+        address: host and port.
+    """
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._server = _Server(("127.0.0.1", 0), handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class FaultProxy(_Served):
     """The proxy, on a free port of the loopback; a context manager.
 
     Args:
@@ -147,21 +171,12 @@ class FaultProxy:
         self.log: list[Exchange] = []
         self.closing = threading.Event()
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        )
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        super().__init__(type("Handler", (_Handler,), {"proxy": self}))
+        self.url = f"http://{self.address}"
 
     def __exit__(self, *error: object) -> None:
         self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__exit__(*error)
 
     def fault_of(self, exchange: Exchange, end: int | None) -> Fault | None:
         """Log a request, and tell what happens to it."""
@@ -186,7 +201,7 @@ class FaultProxy:
         return sum(seen.sent for seen in self.of(path))
 
 
-class FileServer:
+class FileServer(_Served):
     """A plain HTTP server of a folder, with ranges and entity tags, on a free port; a context manager.
 
     Args:
@@ -197,20 +212,7 @@ class FileServer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._server = _Server(("127.0.0.1", 0), type("Handler", (_FileHandler,), {"folder": folder}))
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        )
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(type("Handler", (_FileHandler,), {"folder": folder}))
 
 
 class _FileHandler(BaseHTTPRequestHandler):
