@@ -39,6 +39,7 @@ from .ray_cluster import joined_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ def _run(
                 yield _result_of(done)
             watch(*sums.in_all())
     finally:
-        _stop(ray, list(running))
+        _stop(ray, sums, {trial.number: ref for ref, trial in running.items()})
 
 
 def _result_of(done: _Done[Result]) -> Result:
@@ -205,14 +206,19 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "")
 
 
-def _stop(ray: Any, refs: list[Any]) -> None:
-    """Stop what is under way as Ctrl-C does in a terminal, and wait until it has put away its unfinished shards."""
-    if not refs:
+def _stop(ray: Any, sums: _RunSums, running: Mapping[int, Any]) -> None:
+    """Have the slices stop that are under way, and wait until they have put away their unfinished shards.
+
+    They are asked, by the board. `ray.cancel` would do it too, but a task that ends just then may end this process: Ray
+    2.60 aborts with "Tried to complete task that was not pending".
+    """
+    if not running:
         return
     with suppress(ray.exceptions.RayError):
-        for ref in refs:
-            ray.cancel(ref)
-        ray.wait(refs, num_returns=len(refs), timeout=_STOP_SECONDS)
+        begun = sums.stop(_STOP_SECONDS)
+        refs = [ref for number, ref in running.items() if number in begun]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=_STOP_SECONDS)
 
 
 class _Room:
@@ -259,19 +265,30 @@ class _Room:
 
 
 class _Board:
-    """An actor: what each slice that is under way has done so far, until somebody asks for it."""
+    """An actor: what each slice that is under way has done so far, until somebody asks for it, and which runs are to stop."""
 
     def __init__(self) -> None:
         self._news: dict[Place, Sums] = {}
+        self._begun: set[Place] = set()
+        self._stopped: set[int] = set()
 
-    def tell(self, place: Place, sums: Sums) -> None:
-        """So much of a slice is done."""
+    def tell(self, place: Place, sums: Sums) -> bool:
+        """So much of a slice is done; gives whether to go on with it."""
+        if place[0] in self._stopped:
+            return False
         self._news[place] = sums
+        self._begun.add(place)
+        return True
 
     def take(self) -> dict[Place, Sums]:
         """What was told since the last time."""
         news, self._news = self._news, {}
         return news
+
+    def stop(self, run: int) -> set[int]:
+        """Let no slice of a run go on, nor begin; gives those that have begun."""
+        self._stopped.add(run)
+        return {number for own, number in self._begun if own == run}
 
 
 @contextmanager
@@ -314,6 +331,11 @@ class _RunSums:
         self._numbers.add(number)
         self._ended = _add(self._ended, sums)
 
+    def stop(self, timeout: float) -> set[int]:
+        """Have its slices stop; gives those that have begun."""
+        begun: set[int] = self._ray.get(self._board.stop.remote(self._run), timeout=timeout)
+        return begun
+
     def in_all(self) -> Sums:
         """What is done so far; it never grows less."""
         if self._asked is None:
@@ -342,22 +364,40 @@ def _add(*sums: Sums) -> Sums:
 
 
 class _Teller:
-    """On a node: what was done of one slice, passed on about once a second."""
+    """On a node: what was done of one slice, passed on about once a second, and whether it is to stop."""
 
     def __init__(self, board: Any, place: Place) -> None:
         self._board = board
         self._place = place
         self._told = time.monotonic()
+        self._answer: Future[bool] | None = None
         self.sums: Sums = (0, 0, 0)
 
+    def begin(self) -> bool:
+        """Whether the slice is to begin at all. A board that does not answer does not keep it."""
+        # A future's wait, unlike `ray.get`, does not have Ray give this task's place to another meanwhile.
+        with suppress(Exception):
+            answer: bool = self._board.tell.remote(self._place, self.sums).future().result(TICK_SECONDS)
+            return answer
+        return True
+
     def add(self, rows: int, num_bytes: int, quarantined: int) -> None:
-        """Add what is new."""
+        """Add what is new.
+
+        Raises:
+            KeyboardInterrupt: if the slice is to stop.
+        """
         self.sums = _add(self.sums, (rows, num_bytes, quarantined))
+        if self._answer is not None and self._answer.done():
+            with suppress(Exception):
+                if not self._answer.result():
+                    raise KeyboardInterrupt
+            self._answer = None
         now = time.monotonic()
         # Another host's clock reads otherwise, earlier or later.
-        if not 0 <= now - self._told < TICK_SECONDS:
+        if self._answer is None and not 0 <= now - self._told < TICK_SECONDS:
             self._told = now
-            self._board.tell.remote(self._place, self.sums)
+            self._answer = self._board.tell.remote(self._place, self.sums).future()
 
 
 def _work_on(
@@ -366,7 +406,11 @@ def _work_on(
     """On a node: do the work of one slice, and tell now and then how far it is."""
     try:
         _check_versions(versions)
-        return _Done(work(part, teller.add), None, teller.sums)
+        result = work(part, teller.add) if teller.begin() else None
+        return _Done(result, None, teller.sums)
+    except KeyboardInterrupt:
+        # It was asked to stop, and nobody waits for what it has.
+        return _Done(None, None, teller.sums)
     except Exception as error:  # noqa: BLE001 - it is raised where the conversion was started
         return _Done(None, explain(part, error), teller.sums)
 
