@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Levels = NDArray[np.uint8]
     Floats = NDArray[np.float32]
+    Line = tuple[np.float32, np.float32]
 
 
 def to_tensor(image: Image.Image | Levels, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
@@ -190,14 +191,40 @@ def _look_up(table: Floats, index: NDArray[np.intp], place: Floats) -> None:
     table.take(index, out=place, mode="wrap")
 
 
+def find_line(table: Floats) -> Line | None:
+    """Divisor and offset with which `level / divisor - offset` is each float of a table, bit for bit, if there are such.
+
+    There are for a mean and a deviation of 0.5, as BAGEL has them, and NumPy divides twice as fast as it looks up.
+    """
+    lowest, highest = table[0, 0], table[0, 255]
+    if lowest == highest:
+        return None
+    line = np.float32(255 / (float(highest) - float(lowest))), -lowest
+    floats = np.empty_like(table)
+    _follow(line, np.arange(256, dtype=np.uint8)[None].repeat(3, axis=0), floats)
+    return line if np.array_equal(floats, table) else None
+
+
+def _follow(line: Line, levels: Levels, place: Floats) -> None:
+    divisor, offset = line
+    np.divide(levels, divisor, out=place, dtype=np.float32)
+    np.subtract(place, offset, out=place)
+
+
 def _write_channels(picture: Shown, place: Floats) -> None:
     """Into a place (3, H, W)."""
     tables = picture.table.numpy()
+    line = find_line(tables)
     height, width = picture.levels.shape[:2]
     rows = min(height, max(1, _BLOCK // width))
     memory = np.empty((rows, width), np.intp)
+    planes = np.empty((3, rows, width), np.uint8)
     for top in range(0, height, rows):
         block = picture.levels[top : top + rows]
+        if line is not None:
+            planes[:, : len(block)] = block.transpose(2, 0, 1)
+            _follow(line, planes[:, : len(block)], place[:, top : top + rows])
+            continue
         index = memory[: len(block)]
         for channel, table in enumerate(tables):
             index[:] = block[:, :, channel]
@@ -222,12 +249,16 @@ def _write_patches(picture: Shown, patch: int, place: Floats) -> None:
     # (rows, columns, p, a row of a patch)
     source = picture.levels.reshape(rows, patch, columns, stripe).swapaxes(1, 2)
     target = place.reshape(rows, columns, patch, stripe)
+    line = find_line(picture.table.numpy())
     table = picture.table.numpy().reshape(-1)
     shift = np.tile(np.array([0, 256, 512]), patch)
     step = min(rows, max(1, _BLOCK // (columns * patch * stripe)))
     memory = np.empty((step, columns, patch, stripe), np.intp)
     for top in range(0, rows, step):
         block = source[top : top + step]
+        if line is not None:
+            _follow(line, block, target[top : top + step])
+            continue
         index = np.add(block, shift, out=memory[: len(block)])
         _look_up(table, index, target[top : top + step])
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bagel_wds.pixels import (
     Shown,
     allot,
+    find_line,
     float_table,
     gather_pixels,
     joined,
@@ -122,6 +123,12 @@ def test_places_lie_one_after_another_in_one_memory() -> None:
     assert memory.tolist() == [0] * 18 + [1] * 12 + [2] * 75
     nothing, none = allot([])
     assert (nothing.numel(), none) == (0, [])
+
+
+def test_a_line_stands_for_a_table_only_where_it_has_each_of_its_bits() -> None:
+    assert find_line(float_table(HALF, HALF).numpy()) == (np.float32(127.5), np.float32(1))
+    assert find_line(float_table(*IMAGENET).numpy()) is None
+    assert find_line(float_table((1e9,) * 3, (1.0,) * 3).numpy()) is None
 
 
 def test_each_table_travels_once() -> None:
