@@ -1,17 +1,40 @@
-"""Work that has to be waited for, begun before it is asked for."""
+"""Work that has to be waited for, done by threads that nobody has to wait for."""
 
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import Future
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def in_thread(work: Callable[[], Result]) -> Future[Result]:
+    """Have a thread of its own do some work; neither Ctrl-C nor the end of the program waits for it."""
+    return _start(work)[0]
+
+
+def _start(work: Callable[[], Result]) -> tuple[Future[Result], Thread]:
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()
+    thread = Thread(target=_do, args=(work, future), daemon=True)
+    thread.start()
+    return future, thread
+
+
+def _do(work: Callable[[], Result], future: Future[Result]) -> None:
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def look_ahead(
@@ -24,6 +47,8 @@ def look_ahead(
 ) -> Iterator[Result]:
     """What some work gives for each item, in the order of the items; several are worked on in threads.
 
+    At the end, and when it is given up, it waits for what is under way; not at Ctrl-C.
+
     Args:
         work: done once for each item; what it raises is raised in its turn.
         items: taken as there is room for them.
@@ -34,19 +59,22 @@ def look_ahead(
     if at_once == 1:
         yield from map(work, items)
         return
-    coming: deque[tuple[Future[Result], int]] = deque()
+    coming: deque[tuple[Future[Result], Thread, int]] = deque()
     held = 0
-    threads = ThreadPoolExecutor(at_once)
     try:
         for item in items:
             weight = weigh(item)
             while coming and (len(coming) >= at_once or held + weight > most):
-                future, gone = coming.popleft()
+                future, _, gone = coming.popleft()
                 held -= gone
                 yield future.result()
-            coming.append((threads.submit(work, item), weight))
+            coming.append((*_start(partial(work, item)), weight))
             held += weight
         while coming:
             yield coming.popleft()[0].result()
+    except KeyboardInterrupt:
+        coming.clear()
+        raise
     finally:
-        threads.shutdown(cancel_futures=True)
+        for _, thread, _ in coming:
+            thread.join()

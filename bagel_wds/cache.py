@@ -51,7 +51,8 @@ def cache_of(options: StorageOptions | None) -> ShardCache | None:
     """The cache that the settings name, one a process; None where they name none."""
     if options is None or not options.cache_bytes:
         return None
-    return _open_cache(options.cache_dir or _own_folder(), options.cache_bytes)
+    folder = Path(options.cache_dir).expanduser() if options.cache_dir else _own_folder()
+    return _open_cache(str(folder), options.cache_bytes)
 
 
 def _own_folder() -> str:
@@ -328,12 +329,12 @@ class _KeptFile(io.FileIO):
 
 
 def _lock(file: int, *, shared: bool = False) -> bool:
-    """Lock an open file, if that can be had at once."""
+    """Lock an open file, if that can be had at once; not where the file system has no locks."""
     import fcntl  # noqa: PLC0415 - not on every system
 
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:
         return False
     return True
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from bagel_wds.objects import WHOLE, PastEndError, head, name_of, steady
+from bagel_wds.object_calls import name_of
+from bagel_wds.objects import WHOLE, head, steady
+from bagel_wds.store_errors import PastEndError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

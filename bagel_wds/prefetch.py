@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
 from bagel_wds.cache import cache_of, key_of
 from bagel_wds.object_file import FIRST_WINDOW, LAST_WINDOW
-from bagel_wds.objects import WHOLE, PastEndError, head, steady
+from bagel_wds.objects import WHOLE, head, steady
+from bagel_wds.store_errors import PastEndError
 from bagel_wds.urls import is_local, split
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class _Fetched:
 
     Attributes:
         count: bytes.
-        size, tag: of the object.
+        size, tag: of the object; the tag or what stands in for it.
         entry: a place in the cache for it.
         failure: why no more came, where some did.
     """
@@ -273,6 +274,7 @@ class _Source:
         self._options = options
         self._ahead = ahead
         self._stop = threading.Event()
+        self._wait = partial(_pause, ahead, self._stop)
         self._size: int | None = None
         self._tag: str | None = None
         self._next = first
@@ -284,7 +286,7 @@ class _Source:
         cache = cache_of(options)
         self._look: Future[BinaryIO | None] | None = None
         if cache is not None and cache.has(key_of(place, options)):
-            self._look = ahead.submit(partial(_find_kept, place, options))
+            self._look = ahead.submit(partial(_find_kept, place, options, self._wait))
 
     @property
     def held(self) -> int:
@@ -339,7 +341,7 @@ class _Source:
             self._ahead.take(count, anyway=True)
         data = bytearray(count)
         fetch = partial(
-            _fetch, self.place, self._options, partial(_pause, self._ahead, self._stop), self._stop,
+            _fetch, self.place, self._options, self._wait, self._stop,
             self._next, data, self._size, self._tag, keeps=self._next == 0,
         )  # fmt: skip
         self.ranges.append(_Range(self._next, self._next + count, data, self._ahead.submit(fetch)))
@@ -521,6 +523,8 @@ PAUSE = 0.1
 """Seconds after which a wait looks whether it is wanted any more."""
 
 
-def _find_kept(place: Place, options: StorageOptions | None) -> BinaryIO | None:
+def _find_kept(
+    place: Place, options: StorageOptions | None, pause: Callable[[float], None]
+) -> BinaryIO | None:
     cache = cache_of(options)
-    return None if cache is None else cache.find(key_of(place, options), *head(place, options))
+    return None if cache is None else cache.find(key_of(place, options), *head(place, options, pause))

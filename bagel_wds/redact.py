@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 
-_USER = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@'\"<>]*@", re.IGNORECASE)
+_USER = re.compile(
+    r"(\b[a-z][a-z0-9+.-]*://)"
+    # What stands before an @ of the host; or, since a password may hold a slash, all up to the last @ behind a name and
+    # a colon that begins no port.
+    r"(?:[^/\s\"<>]*@|[^/\s:@\['\"<>]*:(?!\d+(?:[/?#,;\s'\")\]]|$))[^\s\"<>]*@)",
+    re.IGNORECASE,
+)
 _SECRET = re.compile(
-    r"([?&;][^=&;?\s'\"<>]*(?:sig|token|key|secret|credential|passw|pwd|auth|policy|session|accessid)[^=&;?\s'\"<>]*=)"
+    r"([?&;#](?:[^=&;?#\s'\"<>]*(?:sig|token|key|secret|credential|passw|pwd|auth|policy|session|accessid|jwt|hdnts|hmac)"
+    r"[^=&;?#\s'\"<>]*|code)=)"
     r"[^&;\s'\"<>]+",
     re.IGNORECASE,
 )

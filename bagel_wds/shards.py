@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from braceexpand import braceexpand
 
 from bagel_wds import storage
+from bagel_wds.ahead import look_ahead
 from bagel_wds.errors import ConfigError, ShardError
 from bagel_wds.manifest import INDEX_SUFFIX, MANIFEST_NAME, RECORD_NAME, read_manifest
 from bagel_wds.records import Cursor
@@ -223,12 +223,10 @@ def _read_indexes(urls: list[str], dataset: str, options: StorageOptions | None)
     there = storage.which_are_files(indexes.values(), options)
     found = [(url, index) for url, index in indexes.items() if index in there]
     # Of a bucket many at a time: each takes as long as its answers.
-    with ThreadPoolExecutor(storage.AT_A_TIME) as threads:
-        counts = threads.map(lambda pair: _count_rows(pair[1], options), found)
-        return {
-            url: Shard(url, dataset, samples, index)
-            for (url, index), samples in zip(found, counts, strict=True)
-        }
+    counts = look_ahead(lambda pair: _count_rows(pair[1], options), found, storage.AT_A_TIME)
+    return {
+        url: Shard(url, dataset, samples, index) for (url, index), samples in zip(found, counts, strict=True)
+    }
 
 
 def _index_of(url: str) -> str:

@@ -2,6 +2,7 @@
 
 A store's client is asked for a range; what comes is checked here. An object is read in one version: once its entity tag
 is known it is asked for by it, so that bytes of an object that was replaced meanwhile are never joined to the old ones.
+Where there is no tag, the time of the last change stands in for it (`version_of`).
 """
 
 from __future__ import annotations
@@ -14,20 +15,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often a read is tried, and how long is waited in between.
+    """How often a request is tried, and how long is waited in between.
 
     Attributes:
-        tries: so many in a row that bring no byte are enough.
+        tries: so many in a row that bring nothing, of a read no byte, are enough.
         first_wait, longest_wait: seconds before the second try, and before any; each wait is up to twice the one before.
     """
 
     tries: int = 10
     first_wait: float = 0.1
     longest_wait: float = 15.0
+
+    def pause(self, failures: int, jitter: random.Random) -> float:
+        """Seconds to wait: a random part of a time that doubles, so that clients do not come back all at once."""
+        doubled: float = self.first_wait * 2 ** (failures - 1)
+        return min(self.longest_wait, doubled) * jitter.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class Answer:
 
     Attributes:
         size: of the whole object, in bytes.
-        tag: its entity tag, where the store gives one.
+        tag: its entity tag, or what stands in for one; see `version_of`.
         pieces: the bytes from the first that was asked for, as they come.
     """
 
@@ -57,6 +64,16 @@ class TransientError(OSError):
     """A failure that may pass: the connection, a time-out, a store that is busy."""
 
 
+def version_of(tag: str | None, modified: datetime) -> str:
+    """What a version of an object is known by: its entity tag, or else when it was changed, as a weak tag.
+
+    Args:
+        tag: that the store gives.
+        modified: when the object was changed.
+    """
+    return tag if tag is not None else f'W/"{modified.isoformat()}"'
+
+
 class SteadyObject:
     """One remote object, read by ranges; each read gives all its bytes or raises.
 
@@ -68,7 +85,7 @@ class SteadyObject:
 
     Attributes:
         size: of the object in bytes; None until the first answer.
-        tag: its entity tag; None until the first answer, and where the store gives none.
+        tag: its entity tag, or what stands in for one; None until the first answer.
     """
 
     def __init__(
@@ -121,7 +138,7 @@ class SteadyObject:
                     raise OSError(
                         f"{self._name}: reading stopped at byte {offset}; {failures} tries brought no more, the last: {error}"
                     ) from error
-                self._wait(self._pause(failures))
+                self._wait(self._patience.pause(failures, self._jitter))
 
     def _open(self, start: int, end: int) -> Iterator[bytes]:
         # A weak tag ("W/...") matches nothing, so the store is not asked for it; it is compared here.
@@ -140,11 +157,6 @@ class SteadyObject:
         if left:
             raise TransientError(f"the answer ended {left} bytes early")
 
-    def _pause(self, failures: int) -> float:
-        """Seconds to wait: a random part of a time that doubles, so that readers do not come back all at once."""
-        doubled: float = self._patience.first_wait * 2 ** (failures - 1)
-        return min(self._patience.longest_wait, doubled) * self._jitter.uniform(0.5, 1.0)
-
 
 def replaced(name: str) -> str:
     """What to say of an object that is no longer the one whose first bytes were read."""
@@ -158,58 +170,3 @@ _XML = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*<(?:\?xml|error)\b", re.IGNORECASE)
 def name_page(data: bytes) -> str | None:
     """`"an HTML page"` or `"an XML document"`, if bytes begin like one: what stands in for an object that was refused."""
     return "an HTML page" if _PAGE.match(data) else "an XML document" if _XML.match(data) else None
-
-
-_STATUS = re.compile(r"status code: (\d{3})([^:\n]*):? ?(.*)")
-_CODE = re.compile(r"<Code>([^<]+)</Code>")
-_SYSTEM = re.compile(r'(?:message|error): "([^"]+)"|(TimedOut)|(IncompleteBody)')
-_FIRST_LINE = re.compile(r"^(?:Generic \S+ error: )*(.*)")
-
-
-def explain(error: Exception, name: str) -> OSError:
-    """An object store client's error as one of this module's: what happened, in one line, and what to do.
-
-    Args:
-        error: of obstore; by its class and text.
-        name: of the object, without credentials. The client's text, which has the URL in it, is not passed on.
-    """
-    text, kind = str(error), type(error).__name__
-    status, code = _STATUS.search(text), _CODE.search(text)
-    said = f"{status[1]}{status[2].rstrip()}" + (f" ({code[1]})" if code else "") if status else ""
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(
-            f"{name}: there is no such object{said and f' ({said})'}; check the bucket and the path"
-        )
-    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        return PermissionError(
-            f"{name}: access is refused ({said or kind}); check the credentials, that they may read this bucket, its region, and "
-            "the clock of this machine"
-        )
-    if kind == "PreconditionError":
-        return OSError(replaced(name))
-    if status:
-        return _explain_status(int(status[1]), said, name)
-    causes = [found for groups in _SYSTEM.findall(text) for found in groups if found]
-    first = _FIRST_LINE.match(text)
-    return TransientError(
-        _CAUSES.get(causes[-1], causes[-1]) if causes else first[1][:200] if first else kind
-    )
-
-
-def _explain_status(status: int, said: str, name: str) -> OSError:
-    if status == 416:
-        return OSError(
-            f"{name}: the object ends before the first byte that was asked for ({said}); it is shorter than the index or manifest "
-            "beside it says, copy it again"
-        )
-    if 400 <= status < 500 and status not in (408, 429):
-        return OSError(
-            f"{name}: the store refuses the request ({said}); check its endpoint, region and options"
-        )
-    return TransientError(f"the store answered {said}")
-
-
-_CAUSES = {
-    "TimedOut": "no answer in time",
-    "IncompleteBody": "the connection was closed before the end of the answer",
-}

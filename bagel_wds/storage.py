@@ -12,16 +12,17 @@ import os
 import secrets
 import shutil
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from bagel_wds import objects
+from bagel_wds.ahead import look_ahead
 from bagel_wds.cache import cache_of, key_of
 from bagel_wds.errors import ConfigError
 from bagel_wds.object_file import FIRST_WINDOW, ObjectFile
+from bagel_wds.object_writer import open_put
 from bagel_wds.storage_options import StorageOptions
 from bagel_wds.urls import WEB, base_name, is_local, is_signed, join, parent, scheme_of, split
 
@@ -144,9 +145,8 @@ def which_are_files(urls: Iterable[str], options: StorageOptions | None = None) 
             names = set(list_folder(folder, options))
             found |= {url for url in inside if base_name(url) in names}
         else:
-            with ThreadPoolExecutor(AT_A_TIME) as threads:
-                there = threads.map(lambda url: is_file(url, options), inside)
-                found |= {url for url, is_there in zip(inside, there, strict=True) if is_there}
+            there = look_ahead(lambda url: is_file(url, options), inside, AT_A_TIME)
+            found |= {url for url, is_there in zip(inside, there, strict=True) if is_there}
     return found
 
 
@@ -236,7 +236,7 @@ def open_write(url: str | os.PathLike[str], options: StorageOptions | None = Non
     in a store they go out in parts, which become an object then. Otherwise nothing is left behind.
     """
     if not is_local(url):
-        with objects.open_put(split(url), options) as file:
+        with open_put(split(url), options) as file:
             yield file
         return
     path = local_path(url)

@@ -61,3 +61,5 @@ class StorageOptions:
                 f"storage: cache_dir={self.cache_dir!r} is to hold shards, and cache_bytes does not say how much of them; "
                 "set it, such as 500000000000"
             )
+        if self.cache_dir is not None and (not self.cache_dir or "\0" in self.cache_dir):
+            raise ConfigError(f"storage: cache_dir={self.cache_dir!r} is no folder's path")

@@ -25,6 +25,9 @@ WEB = ("http", "https")
 """Schemes that are only read."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_BUCKET = re.compile(r"[A-Za-z0-9._$-]+")
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+)(?::\d{1,5})?")
 _SIGNED = re.compile(r"(^|&)(x-(amz|goog)-signature|signature)=", re.IGNORECASE)
 
 
@@ -76,20 +79,11 @@ def split(url: str | os.PathLike[str]) -> Place:
         ConfigError: if it names no bucket or host, holds a credential, or a key that no store can be asked for.
     """
     scheme, text = scheme_of(url), os.fspath(url)
-    rest = text.partition("://")[2]
-    if scheme in WEB:
-        parts = urlsplit(text)
-        place = Place(scheme, parts.netloc, unquote(parts.path).strip("/"), parts.query)
-    else:
-        bucket, _, key = rest.partition("/")
-        place = Place(scheme, bucket, key.strip("/"))
-        if "@" in bucket:
-            raise ConfigError(
-                f"{text!r}: a credential in a URL would end up in logs and states; take it from the environment, see "
-                "docs/object-storage.md"
-            )
-    if not place.bucket:
-        raise ConfigError(f"{text!r}: names no {'host' if scheme in WEB else 'bucket'}")
+    place = _split_web(scheme, text) if scheme in WEB else _split_bucket(scheme, text)
+    if _SURROGATE.search(place.key):
+        raise ConfigError(
+            f"{text!r}: the key is no text (a byte that is no UTF-8), for which stores cannot be asked; rename the object"
+        )
     if _CONTROL.search(place.key):
         raise ConfigError(
             f"{text!r}: the key has a control character, for which stores cannot be asked; rename the object"
@@ -99,6 +93,44 @@ def split(url: str | os.PathLike[str]) -> Place:
             f"{text!r}: a part of the key is empty, `.` or `..`; object stores have no such names, write it out"
         )
     return place
+
+
+def _split_web(scheme: str, text: str) -> Place:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        parts = None
+    if parts is not None and not parts.netloc:
+        raise ConfigError(f"{text!r}: names no host")
+    # Not shown: it may be a user and a part of a password that holds a slash.
+    if (
+        parts is None
+        or re.search(r"\s", parts.netloc)
+        or not _HOST.fullmatch(parts.netloc.rpartition("@")[2])
+    ):
+        raise ConfigError(
+            f"an {scheme}:// URL has no host and port that can be asked; in a user or password percent-encode `/` (%2F), `?`, `#` and "
+            "`@`, and write brackets round an IPv6 address alone"
+        )
+    return Place(scheme, parts.netloc, unquote(parts.path).strip("/"), parts.query)
+
+
+def _split_bucket(scheme: str, text: str) -> Place:
+    bucket, _, key = text.partition("://")[2].partition("/")
+    # Nothing of it is shown: a secret key may hold a slash, and so be taken for a bucket and its key.
+    if "@" in bucket or ":" in bucket:
+        raise ConfigError(
+            f"an {scheme}:// URL has an `@` or a `:` where its bucket belongs: a credential in a URL would end up in logs and states; "
+            "take it from the environment, and a server's port from `endpoint`, see docs/object-storage.md"
+        )
+    if not bucket:
+        raise ConfigError(f"{text!r}: names no bucket")
+    if not _BUCKET.fullmatch(bucket):
+        raise ConfigError(
+            f"{text!r}: no bucket is called {bucket!r}; a name has letters and digits, `-`, `_` and `.`, such as "
+            f"{scheme}://bucket/key"
+        )
+    return Place(scheme, bucket, key.strip("/"))
 
 
 def is_local(url: str | os.PathLike[str]) -> bool:

@@ -21,9 +21,11 @@ import logging
 import os
 import re
 import secrets
+import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ import orjson
 from filelock import FileLock, Timeout
 
 from bagel_wds import storage
+from bagel_wds.ahead import in_thread
 from bagel_wds.errors import ConfigError
 
 from .marks import LOCK_NAME, LOCKS_FOLDER, MARKS_FOLDER
@@ -46,6 +49,12 @@ RENEW_SECONDS = 10.0
 
 PATIENCE_SECONDS = 60.0
 """A claim that is not renewed for so long is that of a dead run."""
+
+
+_THREAD = "bagel-claim-"
+
+RELEASE_SECONDS = 10.0
+"""So long may it take to give up a claim; one that stays is that of a dead run then."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +120,16 @@ def hold_output(
         with _lock(out):
             yield None
         return
-    claim = _claim(out, renew_seconds, patience_seconds)
+    run = secrets.token_hex(8)
+    held: list[Claim] = []
     try:
-        with _renewing(claim, renew_seconds):
-            yield claim
+        with _renewing(run, held, renew_seconds):
+            held.append(_claim(out, run, renew_seconds, patience_seconds))
+            yield held[0]
     finally:
-        with suppress(OSError):
-            _release(claim)
+        for claim in held:
+            with suppress(OSError, TimeoutError):
+                in_thread(partial(_release, claim)).result(RELEASE_SECONDS)
 
 
 @contextmanager
@@ -135,11 +147,11 @@ def _busy(out: str, who: str) -> ConfigError:
     return ConfigError(f"{out}: {who} is converting into this folder; wait for it, or give another folder")
 
 
-def _claim(out: str, renew_seconds: float, patience_seconds: float) -> Claim:
+def _claim(out: str, run: str, renew_seconds: float, patience_seconds: float) -> Claim:
     held = _newest(out)
     if held is not None:
         held = _outlive(out, held, renew_seconds, patience_seconds)
-    claim = Claim(out, 1 if held is None else held.number + 1, secrets.token_hex(8))
+    claim = Claim(out, 1 if held is None else held.number + 1, run)
     if not storage.create(_url(out, claim.number), _content(claim.run, 0)):
         raise _busy(out, "another run")
     newest = _newest(out)
@@ -156,6 +168,9 @@ def _outlive(out: str, held: _Holder, renew_seconds: float, patience_seconds: fl
         ConfigError: if the run lives.
     """
     alive = _is_alive(held.process)
+    if alive and held.process == _this_process() and not _is_running(held.run):
+        # It ended in this process, which could not reach the store then to say so.
+        alive = False
     if alive and held.process is not None:
         raise _busy(out, f"another process (id {held.process[-2]})")
     if alive is not None:
@@ -177,15 +192,23 @@ def _outlive(out: str, held: _Holder, renew_seconds: float, patience_seconds: fl
     return held
 
 
+def _is_running(run: str) -> bool:
+    """Whether it is a run of this process that has not ended."""
+    return any(thread.name == _THREAD + run for thread in threading.enumerate())
+
+
 @contextmanager
-def _renewing(claim: Claim, seconds: float) -> Iterator[None]:
-    """Show meanwhile, by renewing it, that the run of a claim lives."""
+def _renewing(run: str, held: list[Claim], seconds: float) -> Iterator[None]:
+    """Show meanwhile that a run lives: by a thread, and by renewing its claim once it is held."""
     ended = Event()
 
     def renew() -> None:
         renewed = 0
         while not ended.wait(seconds):
             renewed += 1
+            if not held:
+                continue
+            (claim,) = held
             # A store that cannot be reached now is tried again; who took over meanwhile is not to be disturbed.
             with suppress(OSError):
                 try:
@@ -194,13 +217,13 @@ def _renewing(claim: Claim, seconds: float) -> Iterator[None]:
                     return
                 storage.write_bytes(_url(claim.out, claim.number), _content(claim.run, renewed))
 
-    thread = Thread(target=renew, daemon=True)
+    thread = Thread(target=renew, name=_THREAD + run, daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join()
+        thread.join(RELEASE_SECONDS)
 
 
 def _release(claim: Claim) -> None:

@@ -35,7 +35,7 @@ from bagel_wds.console import format_size
 from bagel_wds.errors import ConfigError, ShardError
 
 from .engine import GO_ON, TICK_SECONDS, Engine, Part, Result, Tell, Work, explain
-from .ray_cluster import joined_cluster
+from .ray_cluster import import_ray, joined_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -374,12 +374,20 @@ class _Teller:
         self.sums: Sums = (0, 0, 0)
 
     def begin(self) -> bool:
-        """Whether the slice is to begin at all. A board that does not answer does not keep it."""
-        # A future's wait, unlike `ray.get`, does not have Ray give this task's place to another meanwhile.
-        with suppress(Exception):
-            answer: bool = self._board.tell.remote(self._place, self.sums).future().result(TICK_SECONDS)
-            return answer
-        return True
+        """Whether the slice is to begin at all. A board that cannot be reached for the moment does not keep it.
+
+        Raises:
+            ShardError: if the board is gone, as it is once the conversion has ended.
+        """
+        ray = import_ray()
+        try:
+            # A future's wait, unlike `ray.get`, does not have Ray give this task's place to another meanwhile.
+            answer: bool = self._board.tell.remote(self._place, self.sums).future().result(_STOP_SECONDS)
+        except ray.exceptions.ActorDiedError as error:
+            raise ShardError("the conversion that it is a part of has ended") from error
+        except (ray.exceptions.RayError, TimeoutError):
+            return True
+        return answer
 
     def add(self, rows: int, num_bytes: int, quarantined: int) -> None:
         """Add what is new.
@@ -389,9 +397,9 @@ class _Teller:
         """
         self.sums = _add(self.sums, (rows, num_bytes, quarantined))
         if self._answer is not None and self._answer.done():
-            with suppress(Exception):
-                if not self._answer.result():
-                    raise KeyboardInterrupt
+            # What went wrong in telling is told the next time.
+            if self._answer.exception() is None and not self._answer.result():
+                raise KeyboardInterrupt
             self._answer = None
         now = time.monotonic()
         # Another host's clock reads otherwise, earlier or later.

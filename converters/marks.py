@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from bagel_wds import storage
+from bagel_wds.ahead import look_ahead
 
 from .shard_writer import ShardRecord
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 MARKS_FOLDER = ".conversion"
 LOCK_NAME = "lock"
 LOCKS_FOLDER = "locks"
-
-_AT_ONCE = 256
-"""Marks that are read together from a bucket."""
 
 
 @dataclass
@@ -95,15 +92,12 @@ class Marks:
             yield from map(self.finished, numbers)
             return
         there = storage.list_sizes(self._out)
-        with ThreadPoolExecutor(storage.AT_A_TIME) as threads:
-            for first in range(0, len(numbers), _AT_ONCE):
-                names = [f"{number:06d}" for number in numbers[first : first + _AT_ONCE]]
-                for outcome in threads.map(lambda name: self._read_listed(name, there), names):
-                    is_whole = outcome is not None and all(
-                        there.get(shard.name) == shard.bytes and shard.index in there
-                        for shard in outcome.shards
-                    )
-                    yield outcome if is_whole else None
+        names = (f"{number:06d}" for number in numbers)
+        for outcome in look_ahead(lambda name: self._read_listed(name, there), names, storage.AT_A_TIME):
+            is_whole = outcome is not None and all(
+                there.get(shard.name) == shard.bytes and shard.index in there for shard in outcome.shards
+            )
+            yield outcome if is_whole else None
 
     def begun(self, number: int) -> Outcome:
         """The outcome of the rows of an unfinished slice that need not be read again."""

@@ -8,7 +8,6 @@ until the end.
 from __future__ import annotations
 
 import io
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 PLACES_NAME = "places.npy"
 """Of each sample: number of its shard, offset, length. It is never in memory whole."""
 
-_INDEXES_AT_ONCE = 64
 _PLACE_BYTES = 3 * 8
 _HEAD_BYTES = 128
 """Of a `.npy` file of three columns, whatever its number of rows."""
@@ -140,14 +138,10 @@ def _write_places(between: str, shards: Sequence[ShardRecord], total: int) -> No
     with storage.open_write(url) as file:
         header = {"descr": "<i8", "fortran_order": False, "shape": (total, 3)}
         np.lib.format.write_array_header_1_0(file, header)
-        with ThreadPoolExecutor(storage.AT_A_TIME) as threads:
-            for first in range(0, len(shards), _INDEXES_AT_ONCE):
-                urls = [
-                    storage.join(between, shard.index) for shard in shards[first : first + _INDEXES_AT_ONCE]
-                ]
-                for number, places in enumerate(threads.map(_read_spans, urls), first):
-                    columns = [np.full(len(places), number, "<i8"), places]
-                    file.write(np.column_stack(columns).astype("<i8").tobytes())
+        urls = (storage.join(between, shard.index) for shard in shards)
+        for number, places in enumerate(look_ahead(_read_spans, urls, storage.AT_A_TIME)):
+            columns = [np.full(len(places), number, "<i8"), places]
+            file.write(np.column_stack(columns).astype("<i8").tobytes())
 
 
 def _read_spans(index_url: str) -> NDArray[np.int64]:

@@ -67,7 +67,14 @@ class Slow:
     latency: float = 0.0
 
 
-Fault = Cut | Stall | Answer | WrongLength | Slow
+@dataclass(frozen=True)
+class Without:
+    """Some headers of the answer are left out; their names are in small letters."""
+
+    headers: tuple[str, ...]
+
+
+Fault = Cut | Stall | Answer | WrongLength | Slow | Without
 
 
 @dataclass
@@ -329,7 +336,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response_only(response.status)
             length = response.getheader("Content-Length")
             for name, value in response.getheaders():
-                if name.lower() not in ("connection", "content-length", "transfer-encoding"):
+                left_out = fault.headers if isinstance(fault, Without) else ()
+                if name.lower() not in ("connection", "content-length", "transfer-encoding", *left_out):
                     self.send_header(name, value)
             if length is None:
                 self.close_connection = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import random
 import shutil
@@ -73,6 +75,31 @@ def content(samples: Iterator[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def on_disk(folder: Path, numbers: range = range(SHARDS)) -> list[tuple[Any, ...]]:
     return [it for number in numbers for it in content(walk_shard(str(folder / f"{number}.tar")))]
+
+
+def test_a_folder_of_the_home_is_found_there_and_one_that_cannot_be_is_refused(
+    folder: Path, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    content(read(proxy.url, StorageOptions(cache_bytes=1 << 30, cache_dir="~/x"), range(1)))
+
+    assert len(list((tmp_path / "home" / "x" / FOLDER).glob("*.shard"))) == 1
+    for wrong in ("", "x\0y"):
+        with pytest.raises(ConfigError, match="is no folder's path"):
+            StorageOptions(cache_bytes=1, cache_dir=wrong)
+
+
+def test_a_file_system_without_locks_keeps_nothing(
+    folder: Path, proxy: FaultProxy, options: StorageOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    content(read(proxy.url, options, range(1)))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+    assert content(read(proxy.url, options)) == on_disk(folder)
+    assert len(kept(options)) == 1
 
 
 def test_what_was_read_once_comes_from_the_disk_and_is_the_same(

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fault_proxy import Answer, FaultProxy, FileServer, Rule
+from fault_proxy import Answer, Cut, FaultProxy, FileServer, Rule
 from kill_points import Conversion
 from s3_store import ACCESS_KEY, SECRET_KEY
 from source_factory import Corpus, captions, encode_image, talk, write_corpus, write_jsonl, write_t2i
@@ -504,6 +504,43 @@ def test_of_two_runs_at_once_one_is_refused_and_nothing_is_spoiled(tmp_path: Pat
         assert storage.list_files(s3_folder) == [".conversion/locks/000001"]
 
     assert storage.list_files(s3_folder) == []
+
+
+def test_a_run_that_could_not_give_up_its_claim_is_not_in_the_way_of_the_next_of_its_process(
+    s3_store: S3Store, s3_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultProxy(s3_store.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        with hold_output(s3_folder):
+            # As with credentials that have expired.
+            proxy.rules = [
+                Rule(Answer(403), method=method, times=None) for method in ("GET", "HEAD", "PUT", "POST")
+            ]
+        proxy.rules.clear()
+        assert storage.list_files(s3_folder) == [".conversion/locks/000001"]
+        with hold_output(s3_folder) as claim:
+            assert claim is not None
+            assert claim.number == 2
+
+        assert storage.list_files(s3_folder) == []
+
+
+def test_answers_that_break_off_do_not_end_a_conversion(
+    tmp_path: Path, s3_store: S3Store, s3_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_rows(tmp_path / "in")
+    convert_source(source, str(tmp_path / "out"), settings=FIVE_A_SHARD)
+    with FaultProxy(s3_store.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        proxy.rules = [
+            Rule(Cut(20), r"list-type=2.*locks", after=8),
+            Rule(Cut(0), r"\?delete", method="POST"),
+        ]
+        convert_source(source, s3_folder, settings=FIVE_A_SHARD)
+
+        assert [rule.met for rule in proxy.rules] == [1, 1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_store.endpoint)
+    assert held(s3_folder) == held(tmp_path / "out")
 
 
 def test_only_one_of_many_gets_a_folder(s3_folder: str) -> None:

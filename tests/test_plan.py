@@ -581,6 +581,30 @@ def test_settings_that_cannot_be_are_refused(
         load_config(str(tmp_path / "run.yaml"), None, changes)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--world-size", "100000000000000000000"], "world_size=100000000000000000000, .* at most 4194304"),
+        (["--world-size", "1", "--workers", "5000000"], "num_workers=5000000 .* at most 4194304"),
+        (
+            ["--world-size", "1", "--num-streams", "1000000000"],
+            "num_streams=1000000000 make 1000000000 streams",
+        ),
+        (["--world-size", "1", "--step-seconds", "nan"], "step_seconds=nan"),
+        (["--world-size", "1", "--step-seconds", "inf"], "step_seconds=inf"),
+        (
+            ["--world-size", "1", "--text-tokens", "999999999999"],
+            "text_tokens=999999999999 must be .* at most",
+        ),
+    ],
+)
+def test_figures_out_of_bounds_are_refused_at_once(tmp_path: Path, options: list[str], says: str) -> None:
+    done = command(tmp_path, *options, *([] if "--workers" in options else ["--workers", "0"]))
+
+    assert done.exit_code == 2
+    assert re.search(says, done.stderr)
+
+
 def test_tokens_are_read_by_group() -> None:
     assert parse_tokens(["a=1", "b=2.5"]) == {"a": 1, "b": 2.5}
     for wrong in (["a"], ["=1"], ["a=x"], ["a=0"], ["a=1", "a=2"]):

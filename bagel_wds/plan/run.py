@@ -6,6 +6,7 @@ lengths of samples is an expectation, and is left out (None) where nobody said o
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from bagel_wds.config import BagelDatasetConfig, GroupConfig
     from bagel_wds.plan.shares import Counts
     from bagel_wds.shards import Shard
+
+
+MOST_STREAMS = 1 << 22
+"""A plan holds figures of every stream, a few seconds' work for so many."""
 
 
 def plan_run(
@@ -53,7 +58,8 @@ def plan_run(
         memory_limit: bytes that a worker may have; more is told.
 
     Raises:
-        ConfigError: for whatever `build` would refuse, and for tokens of a group that is not there.
+        ConfigError: for whatever `build` would refuse, for tokens of a group that is not there, and for figures out of
+            bounds.
     """
     config = resolve(config)
     groups = groups_of(config)
@@ -68,8 +74,21 @@ def plan_run(
                 f"tokens of group {name!r}: {tokens[name]:g} must be above 0 and at most "
                 f"{min(config.max_num_tokens_per_sample, config.max_num_tokens)}, the longest that a sample may be"
             )
-    if step_seconds <= 0:
-        raise ConfigError(f"a step cannot take {step_seconds:g} seconds; give a number above 0")
+    if not 0 < step_seconds < math.inf:
+        raise ConfigError(
+            f"step_seconds={step_seconds:g}: a step cannot take so long; give seconds, a number above 0"
+        )
+    longest = min(config.max_num_tokens_per_sample, config.max_num_tokens)
+    if not 0 <= text_tokens <= longest:
+        raise ConfigError(
+            f"text_tokens={text_tokens} must be at least 0 and at most {longest}, the longest that a sample may be"
+        )
+    streams = max(config.num_streams or 0, world_size * max(1, num_workers))
+    if streams > MOST_STREAMS:
+        raise ConfigError(
+            f"world_size={world_size}, num_workers={num_workers} and num_streams={config.num_streams} make {streams} streams; at "
+            f"most {MOST_STREAMS} are planned, give smaller numbers"
+        )
     num_streams = streams_for(config, world_size, num_workers)
     tables = find_shards(config, look=False)
     plans = [

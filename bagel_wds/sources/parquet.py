@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -138,8 +137,7 @@ def side_by_side(source: Source, work: Callable[[str], T], files: Sequence[str])
     """What some short work gives for each file of a source; several at a time where each has to be waited for."""
     if storage.is_local(source.root):
         return [work(file) for file in files]
-    with ThreadPoolExecutor(storage.AT_A_TIME) as threads:
-        return list(threads.map(work, files))
+    return list(look_ahead(work, files, storage.AT_A_TIME))
 
 
 def _read_end(path: str, file: str) -> tuple[SourceFile, bytes]:
