@@ -4,17 +4,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEER := $(VENV)/peer
 
-.PHONY: demo test test-slow lint types imports check format clean
+.PHONY: demo test test-slow test-peer lint types imports check format clean
 
 demo: $(READY)  ## draw a corpus, convert it, stream it
 	$(BIN)/python -m examples.demo
 
 test: $(READY)  ## the suite, but for its slow tests
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow and not peer"
 
 test-slow: $(READY)  ## runs that are killed again and again, and benchmarks that must run
 	$(BIN)/python -m pytest -n auto -m slow
+
+test-peer: $(PEER)/.ready  ## beside NeMo AutoModel itself: its loader, its model, its recipe
+	PYTHONPATH=$(PEER) $(BIN)/python -m pytest -m peer tests/peer
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -26,7 +30,7 @@ types: $(READY)
 imports: $(READY)  ## which room may import which
 	$(BIN)/lint-imports
 
-check: lint types imports test test-slow  ## everything that CI runs
+check: lint types imports test test-slow test-peer  ## everything that CI runs
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
@@ -39,6 +43,11 @@ $(READY): pyproject.toml setup.cfg
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(READY)
+
+$(PEER)/.ready: $(READY) tests/peer/requirements.txt
+	rm -rf $(PEER)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(PEER) --requirement tests/peer/requirements.txt
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data

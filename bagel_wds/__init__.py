@@ -33,6 +33,17 @@ if TYPE_CHECKING:
     from bagel_wds.state import merge_states
     from bagel_wds.tokens import add_special_tokens
     from bagel_wds.transforms import ImageTransform, MaxLongEdgeMinShortEdgeResize
+    from bagel_wds.upstream.distributed import DistributedIterableDataset
+    from bagel_wds.upstream.frame_sampler import FrameSampler
+    from bagel_wds.upstream.interleave import (
+        InterleavedBaseIterableDataset,
+        ParquetStandardIterableDataset,
+        UnifiedEditIterableDataset,
+    )
+    from bagel_wds.upstream.parquet_paths import get_parquet_data_paths, init_arrow_pf_fs
+    from bagel_wds.upstream.registry import DATASET_REGISTRY, DEFAULT_DATASET_INFO
+    from bagel_wds.upstream.t2i import T2IIterableDataset
+    from bagel_wds.upstream.vlm import SftJSONLIterableDataset
 
 _HOMES = {
     "batch": ("SimpleCustomBatch", "bagel_packed_collate_fn", "collate_wrapper"),
@@ -49,24 +60,44 @@ _HOMES = {
     "positions": ("get_flattened_position_ids_extrapolate", "get_flattened_position_ids_interpolate"),
     "tokens": ("add_special_tokens",),
     "transforms": ("ImageTransform", "MaxLongEdgeMinShortEdgeResize"),
+    "upstream.distributed": ("DistributedIterableDataset",),
+    "upstream.frame_sampler": ("FrameSampler",),
+    "upstream.interleave": (
+        "InterleavedBaseIterableDataset",
+        "ParquetStandardIterableDataset",
+        "UnifiedEditIterableDataset",
+    ),
+    "upstream.parquet_paths": ("get_parquet_data_paths", "init_arrow_pf_fs"),
+    "upstream.registry": ("DATASET_REGISTRY", "DEFAULT_DATASET_INFO"),
+    "upstream.t2i": ("T2IIterableDataset",),
+    "upstream.vlm": ("SftJSONLIterableDataset",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "DATASET_REGISTRY",
+    "DEFAULT_DATASET_INFO",
     "BadSample",
     "BagelDatasetConfig",
     "CheckpointState",
     "ConfigError",
     "DataConfig",
+    "DistributedIterableDataset",
+    "FrameSampler",
     "ImageTransform",
+    "InterleavedBaseIterableDataset",
     "MaxLongEdgeMinShortEdgeResize",
     "NoUsableSampleError",
     "PackedDataset",
     "PackedLoader",
+    "ParquetStandardIterableDataset",
     "Reason",
+    "SftJSONLIterableDataset",
     "ShardError",
     "SimpleCustomBatch",
+    "T2IIterableDataset",
     "Tally",
+    "UnifiedEditIterableDataset",
     "add_special_tokens",
     "bagel_packed_collate_fn",
     "collate_wrapper",
@@ -74,6 +105,8 @@ __all__ = [
     "gather_state",
     "get_flattened_position_ids_extrapolate",
     "get_flattened_position_ids_interpolate",
+    "get_parquet_data_paths",
+    "init_arrow_pf_fs",
     "len2weight",
     "make_bagel_multimodal_dataset",
     "merge_states",

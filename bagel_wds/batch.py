@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import KeysView
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,21 @@ class PackedBatch(dict[str, Any]):
         super().__init__(batch)
         self.state = state
         self.is_padding = is_padding
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override] # of which dict's own view is one
+        """The keys, as a dict has them; to ask for pixels that are still uint8 is an error."""
+        return _WholeKeys(self) if "pixels" in self else super().keys()
+
+
+class _WholeKeys(KeysView[str]):
+    # Upstream's collates ask which keys there are, and would take a batch whose pixels travel as uint8 for one without any.
+    def __contains__(self, key: object) -> bool:
+        if key in _PIXEL_KEYS:
+            raise RuntimeError(
+                f'{key}: the pixels of this batch are still uint8 (transport="uint8"), which this collate does not know; use '
+                "bagel_wds.collate_wrapper(), or leave transport out"
+            )
+        return super().__contains__(key)
 
 
 class SimpleCustomBatch:
@@ -113,12 +129,11 @@ class SimpleCustomBatch:
         return self._map_tensors(torch.Tensor.pin_memory) if torch.cuda.is_available() else self
 
     def cuda(self, device: int | str | torch.device | None = None) -> SimpleCustomBatch:
-        """Move every tensor to a GPU, in place, without waiting for pinned ones; levels become floats there."""
-        self._map_tensors(lambda tensor: tensor.cuda(device, non_blocking=True))
-        return self._finish()
+        """Move every tensor to a GPU, or as upstream to any device that is named, in place; see `to`."""
+        return self.to("cuda" if device is None else device)
 
     def to(self, device: int | str | torch.device) -> SimpleCustomBatch:
-        """Move every tensor to a device, in place; levels become floats there."""
+        """Move every tensor to a device, in place, without waiting for pinned ones; levels become floats there."""
         self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
         return self._finish()
 

@@ -52,6 +52,7 @@ class StreamBook:
         replan: plans of samples of a group by their references.
         fetch_media: their encoded pictures; None for a sample that is lost.
         memory: of the worker.
+        unknown: groups whose samples have no references: a bookmark says nothing of them.
         batches: how many batches the stream has given.
     """
 
@@ -60,6 +61,7 @@ class StreamBook:
     replan: Replan
     fetch_media: FetchMedia
     memory: Memory = field(default_factory=Memory)
+    unknown: frozenset[str] = frozenset()
     batches: int = 0
 
     def __post_init__(self) -> None:
@@ -135,18 +137,17 @@ class StreamBook:
                 for name, book in self.groups.items()
             },
             picks=mixture.picks,
-            held=_waiting(packer.held),
-            buffer=_waiting(packer.waiting),
+            held=self._waiting(packer.held),
+            buffer=self._waiting(packer.waiting),
             overdue=packer.overdue,
             deferred=packer.deferred,
             packs=packer.packs,
             tokens=packer.tokens,
         )
 
-
-def _waiting(plans: Iterable[SamplePlan]) -> tuple[tuple[str, ...], Refs]:
-    listed = list(plans)
-    return tuple(plan.group for plan in listed), pack_refs(_ref_of(plan.ref) for plan in listed)
+    def _waiting(self, plans: Iterable[SamplePlan]) -> tuple[tuple[str, ...], Refs]:
+        listed = [plan for plan in plans if plan.group not in self.unknown]
+        return tuple(plan.group for plan in listed), pack_refs(_ref_of(plan.ref) for plan in listed)
 
 
 def _ref_of(ref: object) -> SampleRef:

@@ -20,7 +20,6 @@ from bagel_wds.errors import ConfigError
 from bagel_wds.frames import FrameRule
 from bagel_wds.geometry import ResizeRule
 from bagel_wds.redact import redact
-from bagel_wds.schema import SampleKind  # noqa: TC001 - pydantic reads the annotation
 from bagel_wds.storage import StorageOptions
 
 if TYPE_CHECKING:
@@ -135,8 +134,20 @@ class FrameConfig:
         )
 
 
-BUILT_IN_RECIPES: dict[str, SampleKind] = {"t2i_pretrain": "t2i", "vlm_sft": "vlm", "unified_edit": "edit"}
-"""The recipe of the three groups that upstream knows; any other group names its own with `recipe:`."""
+BUILT_IN_RECIPES = {
+    "t2i_pretrain": "t2i",
+    "vlm_sft": "vlm",
+    "unified_edit": "edit",
+    "interleaved": "interleaved",
+}
+"""The recipe of the three groups that upstream knows, and of `interleaved`; any other group names its own with `recipe:`."""
+
+_NEEDED_TRANSFORMS = {
+    "t2i": ("image_transform_args",),
+    "vlm": ("image_transform_args",),
+    "edit": ("image_transform_args", "vit_image_transform_args"),
+}
+"""The transforms that a recipe always uses. Another needs one at least: its rows say which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,19 +157,20 @@ class GroupConfig:
     Attributes:
         dataset_names: keys of the dataset info under this group.
         image_transform_args: of the VAE's pictures; in `vlm_sft`, of the ViT's.
-        vit_image_transform_args: of the ViT's pictures where a sample has both.
+        vit_image_transform_args: of the ViT's pictures where a sample may have both.
         frame_sampler_args: which frames of a clip are used.
         weight: share of the draws that fall on this group.
         is_mandatory: every pack opens with one of its samples.
         num_used_data: at most so many files (parquet) or lines (JSONL) a dataset; a conversion applies it.
         shuffle_lines, shuffle_seed: which lines those are: a seeded choice instead of the first.
-        recipe: the recipe of a group that is none of the three built in: t2i, vlm or edit.
+        recipe: the recipe of a group whose name does not tell: t2i, vlm, edit, interleaved, a name that
+            `register_planner` was given, or a planner as `package.module:function`.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     dataset_names: tuple[str, ...]
-    image_transform_args: TransformConfig
+    image_transform_args: TransformConfig | None = None
     vit_image_transform_args: TransformConfig | None = None
     frame_sampler_args: FrameConfig = field(default_factory=FrameConfig)
     weight: float = 1.0
@@ -166,7 +178,7 @@ class GroupConfig:
     num_used_data: tuple[int, ...] | None = None
     shuffle_lines: bool = False
     shuffle_seed: int = 0
-    recipe: SampleKind | None = None
+    recipe: str | None = None
 
 
 def parse_groups(mixture: Mapping[str, object]) -> dict[str, GroupConfig]:
@@ -195,18 +207,13 @@ def _parse_group(name: str, entry: object) -> GroupConfig:
         raise ConfigError(
             f"group {name!r} is none of {', '.join(BUILT_IN_RECIPES)}; "
             + (f"did you mean {close[0]!r}? Else " if close else "")
-            + "name its recipe with `recipe: t2i`, `vlm` or `edit`"
+            + "name its recipe with `recipe: t2i`, `vlm`, `edit`, `interleaved`, or one of your own; or put a class that reads "
+            "it into DATASET_REGISTRY"
         )
     if not 0 <= group.weight < math.inf:
         raise ConfigError(f"group {name!r}: weight={group.weight} must be a number from 0 on")
-    _check_transform(f"group {name!r}: image_transform_args", group.image_transform_args)
-    if group.vit_image_transform_args is not None:
-        _check_transform(f"group {name!r}: vit_image_transform_args", group.vit_image_transform_args)
+    _check_transforms(name, group, recipe)
     _check_frames(f"group {name!r}: frame_sampler_args", group.frame_sampler_args)
-    if recipe == "edit" and group.vit_image_transform_args is None:
-        raise ConfigError(
-            f"group {name!r}: an edit group needs vit_image_transform_args beside image_transform_args"
-        )
     if group.num_used_data is not None and len(group.num_used_data) != len(group.dataset_names):
         raise ConfigError(
             f"group {name!r}: num_used_data has {len(group.num_used_data)} values for "
@@ -238,6 +245,28 @@ def _check_frames(where: str, frames: FrameConfig) -> None:
     if frames.clip is not None and not 0 <= frames.clip[0] < frames.clip[1] < math.inf:
         raise ConfigError(
             f"{where}: clip={list(frames.clip)} must be [start, end] in seconds, start before end"
+        )
+
+
+def _check_transforms(name: str, group: GroupConfig, recipe: str) -> None:
+    given = {
+        key: transform
+        for key in ("image_transform_args", "vit_image_transform_args")
+        if (transform := getattr(group, key)) is not None
+    }
+    for key, transform in given.items():
+        _check_transform(f"group {name!r}: {key}", transform)
+    for key in _NEEDED_TRANSFORMS.get(recipe, ()):
+        if key not in given:
+            raise ConfigError(
+                f"group {name!r}: an edit group needs vit_image_transform_args beside image_transform_args"
+                if recipe == "edit" and given
+                else f"group {name!r}: {key} is missing; say how its pictures are resized"
+            )
+    if not given:
+        raise ConfigError(
+            f"group {name!r}: give image_transform_args for pictures of the VAE, vit_image_transform_args for those of "
+            "the ViT, or both"
         )
 
 
@@ -552,7 +581,7 @@ class BagelDatasetConfig:
             world_size: number of processes.
             num_workers: of the DataLoader that will read the dataset.
             global_seed: of every draw; 0 is a seed like any other.
-            data_status: resume state in upstream's form; not taken under the corrected fidelity.
+            data_status: with `fidelity="upstream"`, positions in upstream's form to go on behind.
 
         Raises:
             ConfigError: if the settings cannot work.

@@ -247,12 +247,18 @@ def repair_placeholders(fields: Mapping[str, object], is_clip: Sequence[bool]) -
     return replace_values(fields, {(field, human, what): mended})
 
 
-def named_media(fields: Mapping[str, object]) -> dict[str, list[NamedMedium]]:
+def named_media(
+    fields: Mapping[str, object], by_field: Mapping[str, Tag] = MEDIA_FIELDS
+) -> dict[str, list[NamedMedium]]:
     """The media that each of `image`, `images`, `video` and `videos` names, in this order; without those that name none.
 
     A list names one medium an entry, whatever that is; null and `NULL_LIKE` name none, anything else names one.
+
+    Args:
+        fields: of the row.
+        by_field: other fields than these, in their order, and the tag of what each names.
     """
-    named = {field: _entries(field, tag, fields.get(field)) for field, tag in MEDIA_FIELDS.items()}
+    named = {field: _entries(field, tag, fields.get(field)) for field, tag in by_field.items()}
     return {field: media for field, media in named.items() if media}
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from bagel_wds.config import BagelDatasetConfig, Fidelity
 from bagel_wds.errors import ConfigError, Tally
-from bagel_wds.groups import find_shards, resolve, streams_for
+from bagel_wds.groups import find_shards, groups_of, resolve, streams_for
 from bagel_wds.pipeline import (
     Run,
     fingerprint,
@@ -21,12 +21,17 @@ from bagel_wds.pipeline import (
     upstream_pipeline,
 )
 from bagel_wds.ranks import find_rank
-from bagel_wds.rng import CallOrderDraws, upstream_iter_seed
+from bagel_wds.rng import CallOrderDraws, KeyedDraws, upstream_iter_seed
 from bagel_wds.shards import count_samples
 from bagel_wds.skips import check_together
 from bagel_wds.state import ALLOWED, LoaderState, StreamState, batches_of, changes, stats_of
 from bagel_wds.streams import check_split, streams_of
 from bagel_wds.tokens import check_tokenizer, control_ids
+from bagel_wds.upstream import registry, sequence
+from bagel_wds.upstream.draws import OwnGenerators
+from bagel_wds.upstream.groups import check_status, groups_of_classes, identity_of, read_info, read_mixture
+from bagel_wds.upstream.sources import PlannedRows, ready_plans, settled_plans
+from bagel_wds.wiring import dropout_rates, layout_rules
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from bagel_wds.batch import PackedBatch
+    from bagel_wds.layout import LayoutRules
+    from bagel_wds.records import SamplePlan
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +60,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         num_workers: of the DataLoader.
         expected_num_tokens, max_num_tokens_per_sample, max_num_tokens, prefer_buffer_before, max_buffer_size,
             interpolate_pos, use_flex: as in the settings, and instead of what is there.
-        data_status: resume state in upstream's form, which this version does not take.
+        data_status: with `fidelity="upstream"`, for groups in raw files the positions behind which their workers go on.
         dataset_info: where the datasets lie, instead of what the settings say.
         global_seed: of every draw; None is the settings' `data_seed`.
 
@@ -81,35 +88,38 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         global_seed: int | None = None,
     ) -> None:
         super().__init__()
-        if data_status is not None:
-            raise ConfigError(
-                "data_status is upstream's resume state, which this version does not take; pass None"
-            )
         if local_rank is None or world_size is None:
             local_rank, world_size = find_rank()
         if not 0 <= local_rank < world_size:
             raise ConfigError(f"rank {local_rank} is not in 0..{world_size - 1} (world_size={world_size})")
-        config = resolve(
-            replace(
-                data_config,
-                expected_num_tokens=expected_num_tokens,
-                max_num_tokens_per_sample=max_num_tokens_per_sample,
-                max_num_tokens=max_num_tokens,
-                prefer_buffer_before=prefer_buffer_before,
-                max_buffer_size=max_buffer_size,
-                interpolate_pos=interpolate_pos,
-                use_flex=use_flex,
-            )
+        config = replace(
+            data_config,
+            expected_num_tokens=expected_num_tokens,
+            max_num_tokens_per_sample=max_num_tokens_per_sample,
+            max_num_tokens=max_num_tokens,
+            prefer_buffer_before=prefer_buffer_before,
+            max_buffer_size=max_buffer_size,
+            interpolate_pos=interpolate_pos,
+            use_flex=use_flex,
         )
         if dataset_info is not None:
             config = replace(config, dataset_info=dataset_info, dataset_info_path=None)
         ids = control_ids(special_tokens)
         check_tokenizer(tokenizer, ids)
-        shards = find_shards(config)
+        mixture = read_mixture(config)
+        config = resolve(replace(config, grouped_datasets=mixture, grouped_datasets_path=None))
         self.rank = local_rank
         self.world_size = world_size
         self.num_workers = num_workers
         self.global_seed = global_seed
+        self.tokenizer = tokenizer
+        self._config = config
+        of_classes = groups_of_classes(config, mixture)
+        check_status(data_status, config, of_classes)
+        others = {name: group for name, group in groups_of(config).items() if name not in of_classes}
+        shards = find_shards(replace(config, grouped_datasets=others)) if others else {}
+        datasets, _, _ = self.build_datasets(of_classes, data_status)
+        self._classes: dict[str, Any] = dict(zip(of_classes, datasets, strict=True))
         num_streams = streams_for(config, world_size, num_workers)
         self._run = Run(
             config=config,
@@ -119,7 +129,9 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             num_streams=num_streams,
             draw_seed=config.data_seed if global_seed is None else global_seed,
             order_seed=config.data_seed,
+            classes={name: identity_of(dataset) for name, dataset in self._classes.items()},
         )
+        self._order_classes(config.data_seed)
         self._skip_limits = skip_limits(self._run)
         self._state = LoaderState(fingerprint(self._run), num_streams)
         self._latest: dict[int, StreamState] = {}
@@ -133,8 +145,10 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             if config.num_streams
             else " (set num_streams to the largest ranks times workers you will ever want)",
             ", ".join(
-                f"{name} ({count_samples(listed)} samples in {len(listed)} shards)"
-                for name, listed in shards.items()
+                f"{name} ({count_samples(shards[name])} samples in {len(shards[name])} shards)"
+                if name in shards
+                else f"{name} (read by {type(self._classes[name]).__name__})"
+                for name in groups_of(config)
             ),
         )
 
@@ -142,6 +156,11 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
     def num_streams(self) -> int:
         """G: how many streams the run has."""
         return self._run.num_streams
+
+    @property
+    def class_datasets(self) -> dict[str, Any]:
+        """The datasets of the groups that classes read, by group: a user's classes; and of raw files, upstream's, under its fidelity."""
+        return dict(self._classes)
 
     def set_epoch(self, seed: int) -> None:
         """Order the shards by another seed than the settings' `data_seed`; call it before iteration.
@@ -155,13 +174,91 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             )
         self._run = replace(self._run, order_seed=seed)
         self._state = LoaderState(fingerprint(self._run), self._run.num_streams)
+        self._order_classes(seed)
+
+    def _order_classes(self, seed: int) -> None:
+        for dataset in self._classes.values():
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(seed)
+
+    def build_datasets(
+        self, datasets_metainfo: Mapping[str, Any], data_status: object | None
+    ) -> tuple[list[Any], list[bool], list[float]]:
+        """The datasets of some groups as upstream builds them, each by its class in `DATASET_REGISTRY`.
+
+        Args:
+            datasets_metainfo: groups of a mixture; their datasets must lie in raw files. It stays as it is.
+            data_status: for a group the positions behind which its workers go on.
+
+        Returns:
+            The datasets, whether each group is mandatory, and its weight; all in the order of the groups.
+
+        Raises:
+            ConfigError: naming the group, if it has no class, or lies in no raw files.
+        """
+        entries = {name: registry.entry_of(name, entry) for name, entry in datasets_metainfo.items()}
+        info, folder = read_info(self._config) if entries else ({}, "")
+        status = data_status if isinstance(data_status, dict) else {}
+        datasets = [
+            registry.build_class(
+                name,
+                entry,
+                info,
+                folder,
+                tokenizer=self.tokenizer,
+                local_rank=self.rank,
+                world_size=self.world_size,
+                num_workers=self.num_workers,
+                data_status=status.get(name),
+            )
+            for name, entry in entries.items()
+        ]
+        return (
+            datasets,
+            [bool(entry.get("is_mandatory", False)) for entry in entries.values()],
+            [float(entry.get("weight", 0.0)) for entry in entries.values()],
+        )
+
+    def set_sequence_status(self) -> dict[str, Any]:
+        """A pack with nothing in it, in upstream's form: `curr`, the next position, and a list for each key."""
+        return sequence.empty_status()
+
+    def pack_sequence(self, sample: Mapping[str, Any], sequence_status: dict[str, Any]) -> dict[str, Any]:
+        """Put a sample, in upstream's form, behind those of a pack; gives the same pack.
+
+        Dropout and timesteps are drawn from the process-wide `random` and `numpy.random`. The sample stays as it is.
+
+        Raises:
+            ConfigError: if the sample is not of upstream's form.
+        """
+        return sequence.pack_into(
+            sequence_status, sample, self._layout_rules(), dropout_rates(self._run.config)
+        )
+
+    def to_tensor(self, sequence_status: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch of a pack, without `batch_data_indexes`. The pack stays as it is."""
+        return sequence.batch_of(sequence_status, self._layout_rules())
+
+    def _layout_rules(self) -> LayoutRules:
+        return layout_rules(self._run.config, self._run.special_tokens)
 
     def finite(self, epochs: int, *, repeat: bool = False) -> PackedDataset:
         """The same dataset with so many epochs of each group instead of no end.
 
         A stream that has ended gives batches without loss (`is_padding`), for ever; with `repeat=True` it goes on with
-        the next epoch.
+        the next epoch. A group that a class reads has no end; the others decide.
+
+        Raises:
+            ConfigError: if there are no others; under `fidelity="upstream"`, which has no end.
         """
+        if self._run.config.fidelity == Fidelity.UPSTREAM:
+            raise ConfigError(
+                'fidelity="upstream" reads files over and over, and knows no end of an epoch; leave epochs out'
+            )
+        if not self._run.shards:
+            raise ConfigError(
+                f"no group of {', '.join(self._classes)} has an end that is known, as classes read them all; leave epochs out"
+            )
         other = copy.copy(self)
         run = replace(self._run, pass_epochs=epochs, repeat=repeat)
         vars(other).update(_run=run, _latest={}, _state=LoaderState(fingerprint(run), run.num_streams))
@@ -179,18 +276,14 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
 
         It counts what this process has *given*. A DataLoader with workers gives ahead of what is consumed: use
         `PackedLoader`, or the newest `batch.state` of each stream, for what was consumed.
-
-        Raises:
-            ConfigError: under `fidelity="upstream"`, which keeps no bookmark.
         """
-        self._refuse_upstream("state_dict")
         return replace(self._state, streams={**self._state.streams, **self._latest}).to_json()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Go on from a state: one of `PackedLoader.state_dict()`, of `merge_states`, or of `state_dict()`.
 
-        Any number of ranks and workers that divides `num_streams` may go on. Where the settings name no
-        `num_streams`, the state's is taken.
+        Any number of ranks and workers that divides `num_streams` may go on; under `fidelity="upstream"` as many as saved it.
+        Where the settings name no `num_streams`, the state's is taken.
 
         Args:
             state_dict: may hold more streams than this rank hosts.
@@ -200,7 +293,6 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         Raises:
             ConfigError: if the state is of another run; the message says what changed.
         """
-        self._refuse_upstream("load_state_dict")
         unknown = set(allow) - set(ALLOWED)
         if unknown:
             raise ConfigError(f"allow={sorted(unknown)}: only {', '.join(ALLOWED)} may change")
@@ -210,15 +302,13 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         if found:
             raise ConfigError("this state is of another run: " + "; ".join(found))
         check_split(run.num_streams, self.world_size, self.num_workers)
+        own = [name for name, dataset in self._classes.items() if type(dataset) not in registry.RECIPES]
+        if own and state.streams:
+            logger.warning(
+                "a state says nothing of what a user's class has given: group %s starts anew", ", ".join(own)
+            )
         self._run, self._latest = run, {}
         self._state = replace(state, fingerprint=fingerprint(run))
-
-    def _refuse_upstream(self, what: str) -> None:
-        if self._run.config.fidelity == Fidelity.UPSTREAM:
-            raise ConfigError(
-                f'{what}: fidelity="upstream" keeps no bookmark, as its draws depend on everything before; '
-                "use the default fidelity to resume"
-            )
 
     def check_skipped(self, streams: Iterable[StreamState]) -> None:
         """Refuse to go on once these streams have together skipped more than the settings' `max_skipped` of a group.
@@ -249,10 +339,16 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
                 f"the dataset was built for num_workers={self.num_workers}, and the DataLoader has {num_workers}: {error}"
             ) from error
         if self._run.config.fidelity == Fidelity.UPSTREAM:
-            yield from self._upstream(hosted, worker, num_workers)
+            yield from self._upstream(hosted, info.num_workers if info else 0)
             return
         self._latest = {}
-        streams = {number: self._batches(self._state_of(number)) for number in hosted}
+        states = {number: self._state_of(number) for number in hosted}
+        tallies = {number: Tally() for number in hosted}
+        for number, state in states.items():
+            tallies[number].add(state.counts)
+        # What a class reads is shared out by workers, so the streams of one share what it gives.
+        ready = self._settled(worker, tallies[hosted[0]])
+        streams = {number: self._batches(states[number], tallies[number], ready) for number in hosted}
         while True:
             # The stream whose next global batch has the lowest number: they take turns.
             number = min(streams, key=lambda own: self._given(own) * self._run.num_streams + own)
@@ -274,12 +370,24 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             )
         return state or StreamState(stream)
 
-    def _batches(self, state: StreamState) -> Iterator[PackedBatch]:
+    def _settled(self, worker: int, tally: Tally) -> dict[str, Iterator[SamplePlan]]:
+        """The plans of groups that classes read, in a worker."""
+        run = self._run
+        ready = {}
+        for name, dataset in self._classes.items():
+            address = (run.draw_seed, "class", name, self.rank, worker)
+            seed = KeyedDraws(*address).randint(0, 1 << 32, "generators")
+            generators = OwnGenerators.seeded(CallOrderDraws(seed), seed)
+            plans = ready_plans(dataset, name, run.config, generators, tally)
+            ready[name] = settled_plans(plans, name, run.config, address, tally)
+        return ready
+
+    def _batches(
+        self, state: StreamState, tally: Tally, ready: Mapping[str, Iterator[SamplePlan]]
+    ) -> Iterator[PackedBatch]:
         """The batches of one stream; behind the last one of a finite pass, padding or repetitions."""
-        tally = Tally()
-        tally.add(state.counts)
         epochs, ended = self._run.pass_epochs, state.ended
-        for batch in () if ended and self._run.epochs else stream_pipeline(self._run, state, tally):
+        for batch in () if ended and self._run.epochs else stream_pipeline(self._run, state, tally, ready):
             ended = ended or (epochs is not None and state.covers(epochs))
             state = replace(batch.state, ended=ended)
             batch.state = state
@@ -288,24 +396,47 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             state = replace(state.drained(), batches=state.batches + 1, ended=True, counts=tally.as_dict())
             yield padding_batch(self._run, state)
 
-    def _upstream(self, hosted: Sequence[int], worker: int, num_workers: int) -> Iterator[dict[str, Any]]:
+    def _upstream(self, hosted: Sequence[int], num_workers: int) -> Iterator[dict[str, Any]]:
         if len(hosted) != 1:
             raise ConfigError(
                 f'fidelity="upstream" was built for num_workers={self.num_workers} and the DataLoader has {num_workers}; '
                 "give both the same number"
             )
+        start = self._state_of(hosted[0])
+        # Behind a resume another worker may host the stream; it goes on as the one that began it.
+        worker = start.stream // self.world_size
+        saved = start.call_order or {}
+        if saved and saved.get("num_workers") != num_workers:
+            raise ConfigError(
+                f'fidelity="upstream" shares out files by workers: this state is of {saved.get("num_workers")} workers, and the '
+                f"DataLoader has {num_workers}; give it as many"
+            )
         seed = upstream_iter_seed(
             self.global_seed,
-            self._run.config.data_seed,
+            self._run.order_seed,
             rank=self.rank,
             world_size=self.world_size,
             worker_id=worker,
             num_workers=num_workers,
         )
-        tally, stream = Tally(), hosted[0]
-        for batch in upstream_pipeline(self._run, stream, worker, CallOrderDraws(seed), tally):
-            # No bookmark, but its counts.
-            self._latest[stream] = StreamState(stream, counts=tally.as_dict())
+        tally, draws = Tally(), CallOrderDraws(seed)
+        tally.add(start.counts)
+        generators = OwnGenerators.seeded(draws, seed)
+        rows: dict[str, PlannedRows] = {}
+        ready: dict[str, Iterator[SamplePlan]] = {}
+        for name, dataset in self._classes.items():
+            if type(dataset) in registry.RECIPES:
+                position = saved.get("positions", {}).get(name)
+                rows[name] = PlannedRows(
+                    dataset, name, self._run.config, self.tokenizer, draws, tally,
+                    worker=worker, num_workers=num_workers, position=position,
+                )  # fmt: skip
+            else:
+                ready[name] = ready_plans(dataset, name, self._run.config, generators, tally)
+        for batch in upstream_pipeline(self._run, start, worker, draws, tally, rows, ready):
+            state = batch.state
+            batch.state = replace(state, call_order={**state.call_order, "num_workers": num_workers})
+            self._latest[start.stream] = batch.state
             yield batch
 
 
@@ -344,7 +475,7 @@ def make_bagel_multimodal_dataset(  # noqa: D417 - the fields are described wher
         local_rank: of this process among all.
         world_size: number of processes.
         num_workers: of the DataLoader.
-        data_status: resume state in upstream's form, which this version does not take.
+        data_status: with `fidelity="upstream"`, positions in upstream's form to go on behind.
         dataset_info: where each dataset of each group lies; needed.
         fidelity: "corrected" or "upstream".
 

@@ -11,7 +11,7 @@ from bagel_wds.clips import ClipHeader, EncodedClip
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.images import DecodedImage, EncodedImage, ImageHeader
 from bagel_wds.records import RawSample, SampleRef
-from bagel_wds.schema import MAX_JSON_BYTES, VIDEO_EXTENSIONS, media_fields, read_header
+from bagel_wds.schema import MAX_JSON_BYTES, REJECTED, VIDEO_EXTENSIONS, media_fields, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,16 +22,21 @@ if TYPE_CHECKING:
 def decode_sample(sample: Mapping[str, Any], *, upright: bool = True) -> RawSample:
     """Parse a sample's JSON and wrap its images, without decoding a pixel.
 
-    Values that an earlier stage decoded are taken as they are: JSON as a dict, images as PIL images.
+    Values that an earlier stage decoded are taken as they are: JSON as a dict, images as PIL images. A sample of another
+    tool that has a text, `txt`, and no JSON has that as its only field.
 
     Args:
         sample: a webdataset dict, from any reader.
         upright: EXIF orientation applied, alpha composited, 16-bit scaled; False is as upstream.
 
     Raises:
-        BadSample: if the JSON is missing, broken or too large, or media that it speaks of are missing.
+        BadSample: if the JSON is missing, broken or too large, or media that it speaks of are missing; the verdict itself
+            of a raw row that had one when it was read.
     """
-    fields, header = read_header(_parse(sample.get("json")))
+    rejected = sample.get(REJECTED)
+    if isinstance(rejected, BadSample):
+        raise rejected
+    fields, header = read_header(_fields(sample))
     media = media_fields(sample)
     described = header.get("media") or []
     if not isinstance(described, list):
@@ -59,6 +64,18 @@ def decode_sample(sample: Mapping[str, Any], *, upright: bool = True) -> RawSamp
         ref=ref if isinstance(ref, SampleRef) else None,
         indexes=sample.get("__data_indexes__", ()),
     )
+
+
+def _fields(sample: Mapping[str, Any]) -> dict[str, Any]:
+    text = sample.get("txt")
+    if text is None or sample.get("json") is not None:
+        return _parse(sample.get("json"))
+    if len(text) > MAX_JSON_BYTES:
+        raise BadSample(Reason.JSON_TOO_LARGE, f"{len(text)} bytes of text; the most is {MAX_JSON_BYTES}")
+    try:
+        return {"txt": text.decode() if isinstance(text, bytes) else text}
+    except UnicodeDecodeError as error:
+        raise BadSample(Reason.ROW_INVALID, f"the text of the sample is no UTF-8: {error}") from error
 
 
 def _parse(value: object) -> dict[str, Any]:

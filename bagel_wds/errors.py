@@ -65,7 +65,10 @@ class Reason(StrEnum):
     CONVERSATIONS_INVALID = "conversations_invalid"
     """The conversation is no list of turns that say what is said and by whom: human, gpt or system."""
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"
-    """Over all turns, the k-th `<image>` or `<video>` does not stand for medium k, or one is left over."""
+    """Over all turns, the k-th `<image>` or `<video>` does not stand for medium k, or one is left over; an item shows a
+    medium that is not there, or none shows one that is."""
+    ITEMS_INVALID = "items_invalid"
+    """The items of an interleaved row are no list of texts, images and videos, or one has a key or a value that it cannot."""
     TOO_FEW_IMAGES = "too_few_images"
     """An edit row with fewer than two images."""
     INSTRUCTION_MISSING = "instruction_missing"
@@ -77,7 +80,11 @@ class Reason(StrEnum):
     INSTRUCTION_INVALID = "instruction_invalid"
     """Instructions that are no strings."""
     EMPTY_TEXT = "empty_text"
-    """A conversation without any answer, or captions that are null or blank."""
+    """A conversation without any answer, captions that are null or blank, or a blank text with loss."""
+    NO_LOSS = "no_loss"
+    """An interleaved row of which no item has loss: there is nothing to learn from it."""
+    TRANSFORM_MISSING = "transform_missing"
+    """The row shows a picture to the ViT, or to the VAE, and its group's settings have no transform for that."""
     NO_TOKENS = "no_tokens"
     """Conditioning dropout left nothing of the sample."""
     OVER_LENGTH = "over_length"
@@ -104,6 +111,10 @@ class ShardError(RuntimeError):
 
 class NoUsableSampleError(RuntimeError):
     """A whole epoch's worth of a group's samples was dropped; the message names the group and the reasons."""
+
+
+class PlannerError(RuntimeError):
+    """A planner of the user's own failed; the message names it, the sample and the shard."""
 
 
 class QuarantineLimitError(RuntimeError):

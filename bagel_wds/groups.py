@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import logging
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from bagel_wds import storage
@@ -21,19 +21,33 @@ from bagel_wds.config import (
     resolve_mapping,
 )
 from bagel_wds.errors import ConfigError
+from bagel_wds.parquet_info import check_parquet_info
+from bagel_wds.planners.registry import BUILT_IN, PLANNERS, find_planner
+from bagel_wds.raw import list_units
+from bagel_wds.raw_info import RAW_KEYS, find_place, parse_entry, source_of
 from bagel_wds.records import Kind
 from bagel_wds.shards import Shard, count_samples, list_shards
+from bagel_wds.sources import Placeholders, Verify
 from bagel_wds.streams import check_split
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bagel_wds.planners import Planner
     from bagel_wds.storage import StorageOptions
 
 logger = logging.getLogger(__name__)
 
-RAW_KEYS = ("data_dir", "jsonl_path", "parquet_info_path", "num_files")
-"""Keys of upstream's dataset info, which speak of raw sources."""
+
+@dataclass(frozen=True, kw_only=True)
+class OwnGroup(GroupConfig):
+    """A group whose recipe is a user's own.
+
+    Attributes:
+        planner: what the recipe names, found where the run was configured; workers need not know the name.
+    """
+
+    planner: Planner
 
 
 def groups_of(config: BagelDatasetConfig) -> dict[str, GroupConfig]:
@@ -47,6 +61,8 @@ def groups_of(config: BagelDatasetConfig) -> dict[str, GroupConfig]:
     )
     groups = parse_groups(mixture)
     for name, group in groups.items():
+        if not isinstance(group, OwnGroup) and group.recipe not in BUILT_IN:
+            groups[name] = _with_planner(name, group)
         if mixture[name] is group:
             continue
         check_tables(config, name, group)
@@ -58,6 +74,16 @@ def groups_of(config: BagelDatasetConfig) -> dict[str, GroupConfig]:
     return groups
 
 
+def _with_planner(name: str, group: GroupConfig) -> OwnGroup:
+    settings = {f.name: getattr(group, f.name) for f in fields(group)}
+    return OwnGroup(**settings, planner=find_planner(str(group.recipe), name))
+
+
+def planner_of(group: GroupConfig) -> Planner:
+    """The group's recipe."""
+    return group.planner if isinstance(group, OwnGroup) else PLANNERS[str(group.recipe)]
+
+
 def resolve(config: BagelDatasetConfig) -> BagelDatasetConfig:
     """The same settings with the mixture read and checked, so that workers need not read it again."""
     return replace(config, grouped_datasets=groups_of(config), grouped_datasets_path=None)
@@ -67,14 +93,15 @@ def transforms_of(group: GroupConfig) -> dict[Kind, TransformConfig]:
     """Which transform makes each kind of view of a group."""
     match group.recipe:
         case "vlm":
-            return {Kind.VIT_IMAGE: group.image_transform_args}
-        case "edit" if group.vit_image_transform_args is not None:
-            return {
+            transforms = {Kind.VIT_IMAGE: group.image_transform_args}
+        case "t2i":
+            transforms = {Kind.VAE_IMAGE: group.image_transform_args}
+        case _:
+            transforms = {
                 Kind.VAE_IMAGE: group.image_transform_args,
                 Kind.VIT_IMAGE: group.vit_image_transform_args,
             }
-        case _:
-            return {Kind.VAE_IMAGE: group.image_transform_args}
+    return {kind: transform for kind, transform in transforms.items() if transform is not None}
 
 
 def check_tables(config: BagelDatasetConfig, name: str, group: GroupConfig) -> None:
@@ -139,42 +166,34 @@ def streams_for(config: BagelDatasetConfig, world_size: int, num_workers: int) -
 def find_shards(config: BagelDatasetConfig, *, look: bool = True) -> dict[str, tuple[Shard, ...]]:
     """The shards of each group of the mixture, its datasets in the order of `dataset_names`.
 
-    A relative path is looked for from the current folder, then from that of the info file.
+    A relative path is looked for from the current folder, then from that of the info file. Of a dataset in raw files the
+    units stand in the place of shards, see `list_raw`.
 
     Args:
         config: the settings.
         look: whether the shards that a manifest names are there; False believes it.
 
     Raises:
-        ConfigError: for a dataset that the info lacks, one that is not in shards, and a group without a sample.
+        ConfigError: for a dataset that the info lacks, or finds by neither shards nor raw files that will do, and for a group
+            without a sample.
     """
     info = resolve_mapping(
         config.dataset_info, config.dataset_info_path, "dataset_info", config.storage_options
     )
-    folder, options = (
-        config.dataset_info_path and storage.parent(config.dataset_info_path),
-        config.storage_options,
-    )
     return {
-        name: _shards_of(name, group, info, folder or None, options, look=look)
-        for name, group in groups_of(config).items()
+        name: _shards_of(config, name, group, info, look=look) for name, group in groups_of(config).items()
     }
 
 
 def _shards_of(
-    name: str,
-    group: GroupConfig,
-    info: Mapping[str, object],
-    folder: str | None,
-    options: StorageOptions | None,
-    *,
-    look: bool,
+    config: BagelDatasetConfig, name: str, group: GroupConfig, info: Mapping[str, object], *, look: bool
 ) -> tuple[Shard, ...]:
     datasets = info.get(name)
+    folder = storage.parent(config.dataset_info_path) if config.dataset_info_path else None
     if not isinstance(datasets, dict):
         raise ConfigError(f"dataset_info has no group {name!r}; it has {', '.join(map(str, info)) or 'none'}")
     shards: list[Shard] = []
-    for dataset in group.dataset_names:
+    for number, dataset in enumerate(group.dataset_names):
         entry = datasets.get(dataset)
         where = f"dataset_info[{name!r}][{dataset!r}]"
         if not isinstance(entry, dict):
@@ -186,26 +205,71 @@ def _shards_of(
             )
             raise ConfigError(f"{where} is missing; {hint}")
         if "shards" not in entry:
-            raw = [key for key in RAW_KEYS if key in entry]
-            hint = (
-                "run `bagel-wds convert` on it, and take the info file that it writes"
-                if raw
-                else "name its `shards:`"
-            )
-            raise ConfigError(
-                f"{where} names no shards, but {', '.join(map(str, entry)) or 'nothing'}; {hint}"
-            )
+            if not any(key in entry for key in RAW_KEYS):
+                raise ConfigError(
+                    f"{where} names no shards, but {', '.join(map(str, entry)) or 'nothing'}; name its `shards:`, or its raw "
+                    "files by `data_dir:` (parquet) or `jsonl_path:`"
+                )
+            shards += list_raw(config, group, number, entry, where, folder)
+            continue
         spec = entry["shards"]
+        if group.num_used_data is not None:
+            logger.info("%s: num_used_data has no say in shards: a conversion applied it", where)
         if not isinstance(spec, str) and not (
             isinstance(spec, list) and all(isinstance(part, str) for part in spec)
         ):
             raise ConfigError(
                 f"{where}: shards is {spec!r}; a path, a pattern or a list of them belongs there"
             )
-        shards += _listed(spec, dataset, where, folder, options, look=look)
+        shards += _listed(spec, dataset, where, folder, config.storage_options, look=look)
     if count_samples(shards) == 0:
         raise ConfigError(f"group {name!r}: its {len(shards)} shards hold no sample")
     return tuple(shards)
+
+
+def list_raw(
+    config: BagelDatasetConfig,
+    group: GroupConfig,
+    number: int,
+    entry: object,
+    where: str,
+    folder: str | None = None,
+) -> list[Shard]:
+    """The units of a dataset in raw files, in the order of the source, see `bagel_wds.raw`.
+
+    Under `fidelity="upstream"` rows are taken as upstream takes them: images that were cut short, and texts that do not match
+    the media, too; what the recipe then does with a row may have used draws.
+
+    Args:
+        config: the settings.
+        group: that the dataset belongs to.
+        number: of the dataset in the group's `dataset_names`, and of its cap in `num_used_data`.
+        entry: of the dataset info.
+        where: how an error names the entry.
+        folder: of the info file.
+
+    Raises:
+        ConfigError: naming the entry, if its files will not do.
+    """
+    parsed = parse_entry(entry, where)
+    upstream, options = config.fidelity == Fidelity.UPSTREAM, config.storage_options
+    source = replace(
+        source_of(parsed, group, group.dataset_names[number], where, folder or "", options),
+        max_units=None if group.num_used_data is None else group.num_used_data[number],
+        check_texts=not upstream,
+        verify=Verify.NONE if upstream else Verify.HEADER,
+        placeholders=parsed.placeholders or (Placeholders.UPSTREAM if upstream else Placeholders.STRICT),
+    )
+    try:
+        units = list_units(source)
+        if parsed.parquet_info_path is not None:
+            url = find_place(parsed.parquet_info_path, folder or "", "parquet_info_path", options)
+            check_parquet_info(source, [unit.piece for unit in units], url)
+    except (ConfigError, OSError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if not sum(unit.piece.num_rows for unit in units):
+        raise ConfigError(f"{where}: there is no row in the files of {source.path}")
+    return [Shard(unit.url, source.name, unit.piece.num_rows, raw=unit) for unit in units]
 
 
 def _listed(

@@ -385,7 +385,7 @@ def decoders_agree() -> bool:
 def decode_rgb_as_upstream(data: bytes) -> Image.Image:
     """Decode to RGB as upstream does: truncated files are taken, orientation is not applied."""
     image = _open(data)
-    with _truncated_images_taken():
+    with truncated_images_taken():
         _load(image)
     return pil_img2rgb(image)
 
@@ -432,11 +432,11 @@ def _has_strips(data: bytes, image: Image.Image) -> bool:
         return True
 
 
-_truncated_lock = threading.Lock()
+_truncated_lock = threading.RLock()
 
 
 @contextmanager
-def _truncated_images_taken() -> Iterator[None]:
+def truncated_images_taken() -> Iterator[None]:
     """Pillow's switch for truncated files has no local form: set it for one call, under a lock, and restore it."""
     with _truncated_lock:
         before = ImageFile.LOAD_TRUNCATED_IMAGES

@@ -85,8 +85,8 @@ class LayoutRules:
 
 
 @dataclass
-class _Arrays:
-    """What the writers below fill, in the order of the sequence: numbers one by one, or arrays of them.
+class Arrays:
+    """What `write_sample` fills, in the order of the sequence: numbers one by one, or arrays of them.
 
     A pack has tens of thousands of tokens and some hundred segments, so an array is made a segment, not a list of tokens.
 
@@ -129,9 +129,14 @@ def lay_out(plans: Sequence[SamplePlan], rules: LayoutRules) -> dict[str, Any]:
     Raises:
         ConfigError: if an image has more patches along an edge than the model's table of positions.
     """
-    arrays = _Arrays()
+    arrays = Arrays()
     for plan in plans:
-        _write_sample(plan, rules, arrays)
+        write_sample(plan, rules, arrays)
+    return as_batch(arrays, rules)
+
+
+def as_batch(arrays: Arrays, rules: LayoutRules) -> dict[str, Any]:
+    """What `lay_out` gives, of samples that were written."""
     length = sum(arrays.sample_lens)
     batch: dict[str, Any] = {
         "sequence_length": length,
@@ -164,8 +169,12 @@ def lay_out(plans: Sequence[SamplePlan], rules: LayoutRules) -> dict[str, Any]:
     return batch
 
 
-def _write_sample(plan: SamplePlan, rules: LayoutRules, arrays: _Arrays) -> None:
-    """Write one sample; rope ids start at 0 in each."""
+def write_sample(plan: SamplePlan, rules: LayoutRules, arrays: Arrays) -> None:
+    """Write one settled sample behind those that are there; rope ids start at 0 in each.
+
+    Raises:
+        ConfigError: as `lay_out`.
+    """
     rope = split_len = 0
     split_lens: list[int] = []
     attn_modes: list[str] = []
@@ -202,7 +211,7 @@ def _mode(segment: Segment) -> str:
     return "noise" if noised else "full"
 
 
-def _write_text(segment: Segment, rope: int, rules: LayoutRules, arrays: _Arrays) -> int:
+def _write_text(segment: Segment, rope: int, rules: LayoutRules, arrays: Arrays) -> int:
     """bos, the ids, eos; with loss each of bos and ids predicts the next. Gives the next rope id."""
     ids, start = segment.token_ids, arrays.end
     if segment.loss:
@@ -219,7 +228,7 @@ def _write_text(segment: Segment, rope: int, rules: LayoutRules, arrays: _Arrays
 
 
 def _write_image(
-    segment: Segment, size_hw: tuple[int, int], rope: int, rules: LayoutRules, arrays: _Arrays
+    segment: Segment, size_hw: tuple[int, int], rope: int, rules: LayoutRules, arrays: Arrays
 ) -> int:
     """start-of-image, the patches, end-of-image, all with one rope id. Gives the next rope id."""
     start, patches = arrays.end, segment.num_tokens - 2
@@ -250,7 +259,7 @@ def _write_image(
     return rope + (not segment.loss if segment.kind is Kind.VAE_IMAGE else 1)
 
 
-def _write_closing_loss(segment: Segment, arrays: _Arrays) -> None:
+def _write_closing_loss(segment: Segment, arrays: Arrays) -> None:
     if segment.special_token_loss and segment.special_token_label is not None:
         arrays.ce_index.append(np.array([arrays.end - 1]))
         arrays.ce_weights.append(np.ones(1, np.float32))

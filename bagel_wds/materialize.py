@@ -6,6 +6,7 @@ out, and the levels become floats at their place in the batch, or go on as they 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,12 @@ from bagel_wds.clips import EncodedClip
 from bagel_wds.config import Pixels, Transport
 from bagel_wds.errors import BadSample
 from bagel_wds.layout import KEY_ORDER, LayoutRules, lay_out
-from bagel_wds.pixels import Shown, allot, float_table, joined, pack_pixels, write_pixels
+from bagel_wds.pixels import ReadyImage, Shown, allot, float_table, joined, pack_pixels, write_pixels
 from bagel_wds.records import Kind, Pack, SamplePlan, View
 from bagel_wds.resample import resize_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
@@ -151,14 +152,17 @@ def materialize_pack(
         load: pixels of a plan's views.
         on_bad: told of each sample that leaves.
         transport: with uint8 the keys of pixels are not there, and one more is, `pixels`: a `PackedPixels`, whose
-            `finish` gives them.
+            `finish` gives them. A pack with a sample whose pictures are floats already has them as float32.
         memory: for pixels, the same for pack after pack; None takes fresh one.
 
     Returns:
         The batch; None if no sample is left of a pack that had some.
     """
     memory = memory or PackMemory()
-    shown = _shown(pack)
+    every_view = _shown(pack)
+    shown = [(number, view) for number, view in every_view if not _ready(pack.plans[number], view)]
+    if len(shown) < len(every_view):
+        transport = Transport.FLOAT32
     levels, places = allot(
         [view.size_hw for _, view in shown],
         memory.batch if transport is Transport.UINT8 else memory.levels,
@@ -184,7 +188,7 @@ def materialize_pack(
         for kind in (Kind.VAE_IMAGE, Kind.VIT_IMAGE)
     )
     if transport is Transport.FLOAT32:
-        batch |= write_pixels(vae, vit, rules.vit_patch, memory.batch)
+        batch |= write_pixels(*_with_ready(pack, every_view, bads, vae, vit), rules.vit_patch, memory.batch)
     ordered = {key: batch[key] for key in KEY_ORDER if key in batch}
     if transport is Transport.UINT8 and (vae or vit):
         whole = levels if not any(bads) else joined([*vae, *vit])
@@ -203,6 +207,30 @@ def _shown(pack: Pack) -> list[tuple[int, View]]:
     ]
 
 
+def _ready(plan: SamplePlan, view: View) -> ReadyImage | None:
+    """The picture of a view, if it is floats already."""
+    picture = plan.media[view.medium][view.frame]
+    return picture if isinstance(picture, ReadyImage) else None
+
+
+def _with_ready(
+    pack: Pack,
+    every_view: Sequence[tuple[int, View]],
+    bads: Sequence[BadSample | None],
+    vae: Sequence[Shown],
+    vit: Sequence[Shown],
+) -> tuple[Sequence[Shown | ReadyImage], Sequence[Shown | ReadyImage]]:
+    """Pictures of the VAE and of the ViT, with those that are floats already at their places among them."""
+    levels = {Kind.VAE_IMAGE: iter(vae), Kind.VIT_IMAGE: iter(vit)}
+    pictures: dict[Kind, list[Shown | ReadyImage]] = {kind: [] for kind in levels}
+    for number, view in every_view:
+        if not bads[number]:
+            pictures[view.kind].append(_ready(pack.plans[number], view) or next(levels[view.kind]))
+    return pictures[Kind.VAE_IMAGE], pictures[Kind.VIT_IMAGE]
+
+
 def _origin(plan: SamplePlan, stream: int) -> dict[str, Any]:
+    if isinstance(plan.indexes, Mapping):
+        return dict(plan.indexes)
     indexes = list(plan.indexes) if isinstance(plan.indexes, tuple) else plan.indexes
     return {"data_indexes": indexes, "worker_id": stream, "dataset_name": plan.group}

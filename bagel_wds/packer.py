@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
+from bagel_wds.errors import NoUsableSampleError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -351,6 +353,10 @@ class BestFitPacker(Packer):
         return plan is not None and self._add_if_it_fits(plan)
 
 
+MAX_PASSED_OVER = 10_000
+"""So many samples in a row that are too long end a run, rather than leave it searching for ever."""
+
+
 class UpstreamPacker:
     """Packs as upstream does, so that the same draws give the same batches.
 
@@ -375,9 +381,14 @@ class UpstreamPacker:
         self._gone = gone
         self._pack: list[SamplePlan] = []
         self._position = 0
+        self._passed_over = 0
 
     def next_pack(self, supply: Supply) -> tuple[SamplePlan, ...] | None:
-        """The plans of the next batch, settled; None when the supply has ended."""
+        """The plans of the next batch, settled; None when the supply has ended.
+
+        Raises:
+            NoUsableSampleError: if `MAX_PASSED_OVER` samples in a row are too long.
+        """
         self._pack, self._position = [], 0
         while True:
             if self._position == 0 and not self._open_with_mandatory(supply):
@@ -387,7 +398,7 @@ class UpstreamPacker:
             if plan is None:
                 return tuple(self._pack) or None
             if plan.estimate > self.limits.max_num_tokens_per_sample:
-                self._gone(plan, "overlength_sample")
+                self._pass_over(plan, "overlength_sample")
             elif self._position + plan.estimate <= self.limits.max_num_tokens:
                 self._add(plan)
                 # Looked at only here: mandatory samples alone do not close a pack.
@@ -403,18 +414,29 @@ class UpstreamPacker:
         for group in supply.mandatory:
             plan = supply.take(group)
             while plan is not None and plan.estimate >= self.limits.max_num_tokens_per_sample:
-                self._gone(plan, "overlength_mandatory_sample")
+                self._pass_over(plan, "overlength_mandatory_sample")
                 plan = supply.take(group)
             if plan is None:
                 return False
             self._add(plan)
         return True
 
+    def _pass_over(self, plan: SamplePlan, why: str) -> None:
+        """BAGEL: looks for one that is short enough for ever."""
+        self._gone(plan, why)
+        self._passed_over += 1
+        if self._passed_over >= MAX_PASSED_OVER:
+            raise NoUsableSampleError(
+                f"{self._passed_over} samples in a row are too long, the last of group {plan.group!r} with {plan.estimate} "
+                f"tokens; raise max_num_tokens_per_sample={self.limits.max_num_tokens_per_sample}"
+            )
+
     def _draw(self, supply: Supply) -> SamplePlan | None:
         group = supply.pick()
         return None if group is None else supply.take(group)
 
     def _add(self, plan: SamplePlan) -> None:
+        self._passed_over = 0
         settled = self._settle(plan)
         self._pack.append(settled)
         self._position += settled.length

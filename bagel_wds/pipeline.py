@@ -16,30 +16,33 @@ import webdataset as wds
 import xxhash
 
 from bagel_wds import stages, storage
+from bagel_wds.ahead import look_ahead
 from bagel_wds.batch import PackedBatch
 from bagel_wds.bookmark import GroupBook, StreamBook
-from bagel_wds.config import OnShardError, Packing
+from bagel_wds.call_order import CallOrderBook
+from bagel_wds.config import Fidelity, OnShardError, Packing
 from bagel_wds.errors import ConfigError, ShardError, Tally
 from bagel_wds.groups import groups_of, transforms_of
 from bagel_wds.layout import KEY_ORDER, lay_out
 from bagel_wds.prefetch import ReadAhead
-from bagel_wds.reader import fetch
+from bagel_wds.reader import RUNS_AT_ONCE, fetch
 from bagel_wds.records import Kind, Lost, SamplePlan, Segment
 from bagel_wds.shards import Shard, count_samples
-from bagel_wds.shuffle import Memory, ShuffleBuffer, reference
+from bagel_wds.shuffle import Memory, ShuffleBuffer, Unshuffled, reference
 from bagel_wds.skips import SkipLimit, Skips
 from bagel_wds.state import GroupState, StreamState, unpack_refs
 from bagel_wds.wiring import dropout_rates, layout_rules, pack_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
     from bagel_wds.config import BagelDatasetConfig, GroupConfig
     from bagel_wds.records import Picture, SampleRef
-    from bagel_wds.rng import Draws
+    from bagel_wds.rng import CallOrderDraws, Draws
     from bagel_wds.storage import StorageOptions
+    from bagel_wds.upstream.sources import PlannedRows
 
 
 STRETCHES = 8
@@ -60,6 +63,7 @@ class Run:
         order_seed: of the order of shards.
         pass_epochs: of a finite pass; None is a run without end.
         repeat: a stream whose pass is over goes on with the next epoch.
+        classes: of each group that is not read from shards, the class that reads it.
         memory: what the streams of one worker share for samples that wait.
         ahead: likewise, what they hold of each group's shards before it is wanted.
     """
@@ -73,6 +77,7 @@ class Run:
     order_seed: int
     pass_epochs: int | None = None
     repeat: bool = False
+    classes: Mapping[str, str] = field(default_factory=dict)
     memory: Memory = field(init=False, repr=False, compare=False)
     ahead: Mapping[str, ReadAhead] = field(init=False, repr=False, compare=False)
 
@@ -87,44 +92,82 @@ class Run:
         return None if self.repeat else self.pass_epochs
 
 
-def stream_pipeline(run: Run, start: StreamState, tally: Tally) -> wds.DataPipeline:
+def stream_pipeline(
+    run: Run, start: StreamState, tally: Tally, ready: Mapping[str, Iterable[SamplePlan]] | None = None
+) -> wds.DataPipeline:
     """The packed batches of one stream, from a state on; each carries the state after it.
 
     Args:
         run: what the streams have in common.
         start: where the stream is.
         tally: of samples read, packed and dropped.
+        ready: settled plans of the groups of the mixture that are not read from shards; a state knows nothing of them.
     """
     config, seed, stream = run.config, run.draw_seed, start.stream
     books = {name: _open_book(run, name, start.groups.get(name, GroupState()), tally) for name in run.shards}
     groups = {name: _group_pipeline(run, name, stream, tally, book=books[name]) for name in run.shards}
+    ready = ready or {}
     skips = {name: book.skips for name, book in books.items()}
     book = StreamBook(
-        start, books, partial(_replan, run, tally, skips), partial(_fetch_media, run, skips), run.memory
+        start,
+        books,
+        partial(_replan, run, tally, skips),
+        partial(_fetch_media, run, skips),
+        run.memory,
+        unknown=frozenset(ready),
     )
     return wds.DataPipeline(
-        stages.mix(groups, config, seed=seed, stream=stream),
+        stages.mix(_in_order(run, {**groups, **ready}), config, seed=seed, stream=stream),
         stages.pack(config, stream=stream, tally=tally, book=book),
         stages.materialize(config, run.special_tokens, tally=tally, batches=start.batches),
     )
 
 
-def upstream_pipeline(run: Run, stream: int, worker: int, draws: Draws, tally: Tally) -> wds.DataPipeline:
-    """The endless batches of `fidelity="upstream"`: draws in call order, samples in the order of the shards.
+def _in_order(run: Run, groups: Mapping[str, Iterable[SamplePlan]]) -> dict[str, Iterable[SamplePlan]]:
+    """The groups in the order of the mixture."""
+    return {name: groups[name] for name in groups_of(run.config)}
+
+
+def upstream_pipeline(
+    run: Run,
+    start: StreamState,
+    worker: int,
+    draws: CallOrderDraws,
+    tally: Tally,
+    rows: Mapping[str, PlannedRows] | None = None,
+    ready: Mapping[str, Iterable[SamplePlan]] | None = None,
+) -> wds.DataPipeline:
+    """The endless batches of `fidelity="upstream"`, from a state on; each carries the state after it.
+
+    Draws are in call order; samples in shards come in the order of the shards.
 
     Args:
         run: with `fidelity="upstream"`.
-        stream: whose share of the shards is read.
+        start: where the stream is, whose share of the shards is read.
         worker: number that `batch_data_indexes` gives.
         draws: in call order.
         tally: of samples read, packed and dropped.
+        rows: plans of the groups of the mixture in raw files, in upstream's order.
+        ready: plans of those that a user's classes read.
     """
-    groups = {name: _group_pipeline(run, name, stream, tally, draws=draws) for name in run.shards}
+    rows, states = rows or {}, start.groups
+    books = {name: GroupBook(states.get(name, GroupState()).cursor, Unshuffled()) for name in run.shards}
+    groups: dict[str, Iterable[SamplePlan]] = {
+        name: _group_pipeline(run, name, start.stream, tally, book=books[name], draws=draws)
+        for name in run.shards
+    }
+    book = CallOrderBook(start, draws, books, rows, partial(_fetch_one, run))
     return wds.DataPipeline(
-        stages.mix(groups, run.config, draws=draws),
-        stages.pack(run.config, stream=worker, draws=draws, tally=tally),
-        stages.materialize(run.config, run.special_tokens, tally=tally),
+        stages.mix(_in_order(run, {**groups, **rows, **(ready or {})}), run.config, draws=draws),
+        stages.pack(run.config, stream=worker, draws=draws, tally=tally, book=book),
+        stages.materialize(run.config, run.special_tokens, tally=tally, batches=start.batches),
     )
+
+
+def _fetch_one(run: Run, group: str, ref: SampleRef) -> tuple[Sequence[Picture], ...]:
+    """The encoded pictures of a sample in shards."""
+    found = fetch_samples(run.shards[group], [ref], options=run.config.storage_options)
+    return next(stages.decode(run.config, group)(found)).media
 
 
 def _group_pipeline(
@@ -136,9 +179,11 @@ def _group_pipeline(
     book: GroupBook | None = None,
     draws: Draws | None = None,
 ) -> wds.DataPipeline:
-    """Shards to plans of one group; shuffled where there is a book."""
+    """Shards to plans of one group; shuffled where there is a book, and no draws in call order."""
     config, seed, size = run.config, run.draw_seed, count_samples(run.shards[name])
-    shuffled = [stages.shuffle(config, name, seed=seed, stream=stream, book=book)] if book else []
+    shuffled = (
+        [stages.shuffle(config, name, seed=seed, stream=stream, book=book)] if book and not draws else []
+    )
     return wds.DataPipeline(
         stages.shards(
             run.shards[name],
@@ -212,10 +257,27 @@ def fetch_samples(
     shards: Sequence[Shard], refs: Sequence[SampleRef], options: StorageOptions | None = None
 ) -> list[dict[str, Any]]:
     """Samples of a group by their references, as `stages.read` gives them."""
-    found = fetch([(shards[ref.shard].url, ref.offset, ref.length) for ref in refs], options)
-    return [
-        stages.placed(sample, ref, shards[ref.shard].dataset) for sample, ref in zip(found, refs, strict=True)
-    ]
+    in_tars = [ref for ref in refs if shards[ref.shard].raw is None]
+    tars = iter(fetch([(shards[ref.shard].url, ref.offset, ref.length) for ref in in_tars], options))
+    raw = {number: iter(found) for number, found in _fetch_raw(shards, refs)}
+    return [stages.placed(next(raw.get(ref.shard, tars)), ref, shards[ref.shard].dataset) for ref in refs]
+
+
+def _fetch_raw(
+    shards: Sequence[Shard], refs: Sequence[SampleRef]
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(number of the unit, its samples in the order of their references), each unit gone through once."""
+    wanted: dict[int, list[int]] = {}
+    for ref in refs:
+        if shards[ref.shard].raw is not None:
+            wanted.setdefault(ref.shard, []).append(ref.offset)
+    at_once = 1 if all(storage.is_local(shards[number].url) for number in wanted) else RUNS_AT_ONCE
+
+    def fetch_rows(item: tuple[int, list[int]]) -> tuple[int, list[dict[str, Any]]]:
+        rows = shards[item[0]].raw
+        return item[0], rows.fetch(item[1]) if rows else []
+
+    return look_ahead(fetch_rows, wanted.items(), at_once)
 
 
 def _fetch_again(
@@ -290,6 +352,7 @@ def fingerprint(run: Run) -> dict[str, Any]:
     """What the batches of a run depend on, by part; a state says what it was, and `changes` compares."""
     config, groups = run.config, groups_of(run.config)
     return {
+        **({"fidelity": str(config.fidelity)} if config.fidelity == Fidelity.UPSTREAM else {}),
         "pass": None if run.pass_epochs is None else [run.pass_epochs, "repeat" if run.repeat else "end"],
         "draw_seed": run.draw_seed,
         "order_seed": run.order_seed,
@@ -300,10 +363,16 @@ def fingerprint(run: Run) -> dict[str, Any]:
         "weights": {name: [group.weight, group.is_mandatory] for name, group in groups.items()},
         "recipes": {name: _digest(_recipe_of(config, group)) for name, group in groups.items()},
         "groups": {
-            name: _digest([[shard.dataset, storage.base_name(shard.url), shard.samples] for shard in listed])
-            for name, listed in run.shards.items()
+            name: _digest([_identity(shard) for shard in listed]) for name, listed in run.shards.items()
         },
+        **({"classes": dict(run.classes)} if run.classes else {}),
     }
+
+
+def _identity(shard: Shard) -> list[Any]:
+    if shard.raw is not None:
+        return [shard.dataset, shard.raw.identity]
+    return [shard.dataset, storage.base_name(shard.url), shard.samples]
 
 
 def _budget_of(config: BagelDatasetConfig) -> dict[str, Any]:

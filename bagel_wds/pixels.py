@@ -113,6 +113,32 @@ class PackedPixels:
             start = end
 
 
+@dataclass(frozen=True, eq=False)
+class ReadyImage:
+    """A picture of a sample that came with its floats, as a dataset class of upstream's kind makes them.
+
+    Attributes:
+        tensor: float32 (3, H, W), normalized.
+    """
+
+    tensor: torch.Tensor
+
+    @property
+    def size_hw(self) -> tuple[int, int]:
+        """Height and width, in pixels."""
+        return self.tensor.shape[1], self.tensor.shape[2]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the floats, in bytes."""
+        return self.tensor.nbytes
+
+    def floats(self) -> Floats:
+        """The floats (3, H, W), as NumPy's."""
+        floats: Floats = self.tensor.detach().to(torch.float32).numpy()
+        return floats
+
+
 def allot(
     sizes: Sequence[tuple[int, int]], buffers: Buffers | None = None
 ) -> tuple[torch.Tensor, list[Levels]]:
@@ -149,7 +175,10 @@ def pack_pixels(
 
 
 def write_pixels(
-    vae: Sequence[Shown], vit: Sequence[Shown], vit_patch: int, buffers: Buffers | None = None
+    vae: Sequence[Shown | ReadyImage],
+    vit: Sequence[Shown | ReadyImage],
+    vit_patch: int,
+    buffers: Buffers | None = None,
 ) -> dict[str, torch.Tensor]:
     """The floats of a pack's pictures, in memory of these buffers, else in fresh one.
 
@@ -170,13 +199,16 @@ def _on_cpu(pictures: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Shown
     return [Shown(levels.numpy(), table) for levels, table in pictures]
 
 
-def _padded(pictures: Sequence[Shown], buffers: Buffers) -> torch.Tensor:
-    height = max(picture.levels.shape[0] for picture in pictures)
-    width = max(picture.levels.shape[1] for picture in pictures)
+def _padded(pictures: Sequence[Shown | ReadyImage], buffers: Buffers) -> torch.Tensor:
+    height = max(picture.size_hw[0] for picture in pictures)
+    width = max(picture.size_hw[1] for picture in pictures)
     padded = buffers.empty((len(pictures), 3, height, width), torch.float32)
     for place, picture in zip(padded.numpy(), pictures, strict=True):
-        rows, columns = picture.levels.shape[:2]
-        _write_channels(picture, place[:, :rows, :columns])
+        rows, columns = picture.size_hw
+        if isinstance(picture, ReadyImage):
+            place[:, :rows, :columns] = picture.floats()
+        else:
+            _write_channels(picture, place[:, :rows, :columns])
         place[:, rows:] = 0
         place[:, :rows, columns:] = 0
     return padded
@@ -231,13 +263,17 @@ def _write_channels(picture: Shown, place: Floats) -> None:
             _look_up(table, index, place[channel, top : top + rows])
 
 
-def _patches(pictures: Sequence[Shown], patch: int, buffers: Buffers) -> torch.Tensor:
-    counts = [(picture.levels.shape[0] // patch) * (picture.levels.shape[1] // patch) for picture in pictures]
+def _patches(pictures: Sequence[Shown | ReadyImage], patch: int, buffers: Buffers) -> torch.Tensor:
+    counts = [(picture.size_hw[0] // patch) * (picture.size_hw[1] // patch) for picture in pictures]
     patches = buffers.empty((sum(counts), patch * patch * 3), torch.float32)
     places: Floats = patches.numpy()
     start = 0
     for picture, count in zip(pictures, counts, strict=True):
-        _write_patches(picture, patch, places[start : start + count])
+        place = places[start : start + count]
+        if isinstance(picture, ReadyImage):
+            place[:] = patchify(torch.from_numpy(picture.floats()), patch).numpy()
+        else:
+            _write_patches(picture, patch, place)
         start += count
     return patches
 

@@ -20,8 +20,9 @@ class SampleRef:
 
     Attributes:
         shard: number of the shard in its group's table.
-        offset: of the sample's first tar header, in bytes.
-        length: from there to the end of its last member, padding included, in bytes.
+        offset: of the sample's first tar header, in bytes; of a raw row its number in the row group, or its line in the file.
+        length: from there to the end of its last member, padding included, in bytes; of a raw row what that would be in a
+            tar.
         epoch: the group's epoch, from 0.
     """
 
@@ -56,7 +57,7 @@ class Cursor:
         epoch: the group's epoch, from 0.
         piece: number of the slice in the stream's share of that epoch.
         ordinal: number of the sample in the slice's shard.
-        offset: where it starts, in bytes; -1 at the start of a slice, where the index tells.
+        offset: where it starts, in bytes, or behind which row; -1 at the start of a slice, where the index tells.
     """
 
     epoch: int = 0
@@ -177,7 +178,7 @@ class SamplePlan:
         media: of the raw sample.
         estimate: upstream's length before dropout: token ids, patches of every view, two for each segment.
         ref: where the sample lies.
-        indexes: what `batch_data_indexes` says of where it came from.
+        indexes: what `batch_data_indexes` says of where it came from; a mapping is all that it says, as a user's class has it.
         url: of the shard that it came from.
     """
 
@@ -188,7 +189,7 @@ class SamplePlan:
     media: tuple[Sequence[Picture], ...]
     estimate: int
     ref: SampleRef | None = None
-    indexes: int | tuple[int, ...] = ()
+    indexes: int | tuple[int, ...] | Mapping[str, object] = ()
     url: str = ""
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import xxhash
 
@@ -27,8 +27,11 @@ FORMAT_VERSION = 1
 RESERVED = "_bagel"
 """The one key of `KEY.json` that is ours."""
 
-SampleKind = Literal["t2i", "vlm", "edit"]
-SAMPLE_KINDS: tuple[SampleKind, ...] = ("t2i", "vlm", "edit")
+SampleKind = Literal["t2i", "vlm", "edit", "interleaved"]
+SAMPLE_KINDS: tuple[SampleKind, ...] = get_args(SampleKind)
+
+REJECTED = "__rejected__"
+"""Where a sample that was read from a raw row, and found to be of no use, has the verdict, a `BadSample`."""
 
 MAX_KEY_BYTES = 76
 """With the longest suffix, `.NNN.NNNNNN.EXTENS`, a member name stays within the 100 bytes of a plain tar header."""

@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,16 +31,31 @@ if TYPE_CHECKING:
     from bagel_wds.storage import StorageOptions
 
 
+class RawRows(Protocol):
+    """Rows of a raw file that stand in the place of a tar; see `bagel_wds.raw`."""
+
+    @property
+    def identity(self) -> list[Any]:
+        """What tells them from others, as plain JSON values."""
+
+    def walk(self, start: int, stop: int | None, step: int) -> Iterator[dict[str, Any]]:
+        """Their samples `start`, `start + step`, ... before `stop`, counted from 0; None is the end."""
+
+    def fetch(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Samples by the rows that their references name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One tar.
+    """One tar, or the rows of a raw file that stand in its place.
 
     Attributes:
-        url: of the tar.
+        url: of the tar; of rows, the file and their place in it.
         dataset: name of the dataset that it belongs to.
         samples: how many it holds; None where no sidecar tells.
         index_url: of its index; None where there is none.
         bytes: size of the tar; None where no manifest tells.
+        raw: the rows; None of a tar.
     """
 
     url: str
@@ -48,6 +63,7 @@ class Shard:
     samples: int | None = None
     index_url: str | None = None
     bytes: int | None = None
+    raw: RawRows | None = None
 
     def __repr__(self) -> str:
         return f"Shard({redact(self.url)!r}, dataset={self.dataset!r}, samples={self.samples})"
@@ -59,7 +75,7 @@ class ShardSlice:
 
     Attributes:
         shard: number of the shard in the group's table.
-        url, dataset, index_url: of the shard.
+        url, dataset, index_url, raw: of the shard.
         epoch: the group's epoch, from 0.
         piece: number of the slice in the stream's share of the epoch.
         start, stop, step: ordinals of samples; `stop` None is the shard's end.
@@ -74,6 +90,7 @@ class ShardSlice:
     start: int = 0
     stop: int | None = None
     step: int = 1
+    raw: RawRows | None = None
 
     def __repr__(self) -> str:
         place = f"epoch={self.epoch}, piece={self.piece}, [{self.start}:{self.stop}:{self.step}]"
@@ -289,7 +306,9 @@ def walk_epochs(
         for piece, (number, bounds) in enumerate(share):
             shard = shards[number]
             if epoch > start.epoch or piece >= start.piece:
-                yield ShardSlice(number, shard.url, shard.dataset, shard.index_url, epoch, piece, *bounds)
+                yield ShardSlice(
+                    number, shard.url, shard.dataset, shard.index_url, epoch, piece, *bounds, shard.raw
+                )
 
 
 def _share(

@@ -14,6 +14,7 @@ from bagel_wds.config import load_mapping
 from bagel_wds.conversations import read_turns
 from bagel_wds.errors import BadSample, ConfigError, ShardError
 from bagel_wds.images import read_header
+from bagel_wds.items import TextItem, read_items
 from bagel_wds.manifest import INFO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from bagel_wds.reader import walk_shard
 from bagel_wds.schema import IMAGE_EXTENSIONS, RESERVED, media_fields
@@ -23,7 +24,13 @@ from bagel_wds.texts import read_captions, read_instructions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_KIND_OF_FIELD = {"captions": "t2i", "instruction_list": "edit", "conversations": "vlm", "messages": "vlm"}
+_KIND_OF_FIELD = {
+    "captions": "t2i",
+    "instruction_list": "edit",
+    "conversations": "vlm",
+    "messages": "vlm",
+    "items": "interleaved",
+}
 """How samples of other tools are told apart: they do not say what they are."""
 
 
@@ -111,7 +118,7 @@ class Contents:
         files: media files by extension; each frame of a clip is one.
         media: media by how many a sample has.
         clips: media that are videos, as files or as folders of frames.
-        texts: captions, turns, instructions.
+        texts: captions, turns, instructions, items by what they are.
         json_bytes, media_bytes: of the members.
         smallest_hw, largest_hw: by area, in pixels.
         faults: what cannot be used, by reason.
@@ -168,6 +175,10 @@ class Contents:
         elif kind == "edit":
             steps = read_instructions(fields, max(0, num_media - 1), surplus_ok=True)
             self.texts["instructions"] += sum(len(step) for step in steps)
+        elif kind == "interleaved":
+            for item in read_items(fields):
+                what = "text" if isinstance(item, TextItem) else item.tag.name.lower()
+                self.texts[f"{what} items{' with loss' if item.loss else ''}"] += 1
 
 
 def _area(size_hw: tuple[int, int]) -> int:

@@ -250,6 +250,14 @@ class ShuffleBuffer:
         return self._refs[: len(self.samples)].copy()
 
 
+class Unshuffled(ShuffleBuffer):
+    """No buffer: samples come as they are read."""
+
+    def room(self, max_samples: int, max_bytes: int) -> Room:  # noqa: ARG002
+        """None."""
+        return Room()
+
+
 def shuffle(
     samples: Iterable[Sample],
     draws: Draws,

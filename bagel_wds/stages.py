@@ -35,11 +35,13 @@ from typing import TYPE_CHECKING, Any
 
 from bagel_wds import reader
 from bagel_wds.batch import PackedBatch, SimpleCustomBatch
+from bagel_wds.bookmark import StreamBook
+from bagel_wds.call_order import CallOrderBook
 from bagel_wds.config import Fidelity, Packing, Transport
 from bagel_wds.decode import decode_sample
 from bagel_wds.drops import Drops
 from bagel_wds.errors import BadSample, ConfigError, Reason, ShardError, Tally
-from bagel_wds.groups import groups_of
+from bagel_wds.groups import groups_of, planner_of
 from bagel_wds.materialize import PackMemory, materialize_pack
 from bagel_wds.mixture import MixGroup, Mixture
 from bagel_wds.packer import BestFitPacker, GreedyPacker, UpstreamPacker
@@ -58,7 +60,6 @@ from bagel_wds.wiring import (
     layout_rules,
     pack_limits,
     plan_tools,
-    planner_of,
     view_loader,
 )
 
@@ -67,12 +68,13 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from bagel_wds.bookmark import GroupBook, StreamBook
+    from bagel_wds.bookmark import GroupBook
     from bagel_wds.config import BagelDatasetConfig, GroupConfig
     from bagel_wds.layout import LayoutRules
     from bagel_wds.materialize import ViewLoader
     from bagel_wds.packer import PackLimits
     from bagel_wds.planners import DropoutRates, Planner, PlanTools
+    from bagel_wds.shards import RawRows
     from bagel_wds.storage import StorageOptions
 
     Sample = dict[str, Any]
@@ -169,8 +171,8 @@ def _read_in(
             Cursor(piece.epoch, piece.piece, *at) if at else Cursor(piece.epoch, piece.piece, piece.start)
         )
         try:
-            for sample, ordinal, ref in _walk(piece, at, room, read_ahead, next_url, options, lane):
-                behind = Cursor(piece.epoch, piece.piece, ordinal + 1, ref.offset + ref.length)
+            for sample, *following in _walk(piece, at, room, read_ahead, next_url, options, lane):
+                behind = Cursor(piece.epoch, piece.piece, *following)
                 if book:
                     book.cursor = behind
                 found = True
@@ -197,7 +199,7 @@ def _with_next(slices: Iterator[ShardSlice]) -> Iterator[tuple[ShardSlice, str |
     piece = next(slices, None)
     while piece is not None:
         following = next(slices, None)
-        yield piece, following.url if following and following.start == 0 else None
+        yield piece, following.url if following and following.start == 0 and not following.raw else None
         piece = following
 
 
@@ -209,8 +211,11 @@ def _walk(
     next_url: str | None,
     options: StorageOptions | None,
     lane: Lane | None,
-) -> Iterator[tuple[Sample, int, SampleRef]]:
-    """(sample, ordinal, reference) of a slice: references alone while there is room for them, then whole samples."""
+) -> Iterator[tuple[Sample, int, int]]:
+    """(sample, ordinal and offset behind it) of a slice: references alone while there is room for them, then whole samples."""
+    if piece.raw is not None:
+        yield from _walk_raw(piece, piece.raw, at)
+        return
     bounds = (piece.start, piece.stop, piece.step)
     if room and piece.index_url is not None:
         for ordinal, offset, length in reader.walk_places(piece.index_url, *bounds, at and at[0], options):
@@ -218,7 +223,7 @@ def _walk(
                 break
             ref = SampleRef(piece.shard, offset, length, piece.epoch)
             at = (ordinal + 1, offset + length)
-            yield reference(ref), ordinal, ref
+            yield reference(ref), *at
         else:
             return
     for sample in reader.walk_slice(
@@ -227,7 +232,19 @@ def _walk(
         offset, length = sample["__ref__"]
         ref = SampleRef(piece.shard, offset, length, piece.epoch)
         ordinal = sample.pop("__ordinal__")
-        yield placed(sample, ref, piece.dataset), ordinal, ref
+        yield placed(sample, ref, piece.dataset), ordinal + 1, offset + length
+
+
+def _walk_raw(
+    piece: ShardSlice, rows: RawRows, at: tuple[int, int] | None
+) -> Iterator[tuple[Sample, int, int]]:
+    """The same of raw rows."""
+    start = piece.start if at is None else at[0] + (piece.start - at[0]) % piece.step
+    for sample in rows.walk(start, piece.stop, piece.step):
+        row, length = sample["__ref__"]
+        ref = SampleRef(piece.shard, row, length, piece.epoch)
+        ordinal = sample.pop("__ordinal__")
+        yield placed(sample, ref, piece.dataset), ordinal + 1, row + 1
 
 
 MAX_EMPTY_SHARDS = 10_000
@@ -423,7 +440,7 @@ def pack(
     stream: int = 0,
     draws: Draws | None = None,
     tally: Tally | None = None,
-    book: StreamBook | None = None,
+    book: StreamBook | CallOrderBook | None = None,
 ) -> Callable[[Iterable[SamplePlan]], Iterator[Pack]]:
     """Choose plans that fill a token budget; takes a `Mixture`, or any iterator of plans as one group.
 
@@ -432,7 +449,7 @@ def pack(
         stream: number of this producer, `worker_id` in `batch_data_indexes`.
         draws: shared draws in call order, only with `fidelity="upstream"`.
         tally: where lost and over-long samples of `fidelity="upstream"` are counted.
-        book: what to start with; each pack then carries the state after it. Not with `fidelity="upstream"`.
+        book: what to start with; each pack then carries the state after it. With `fidelity="upstream"`, a `CallOrderBook`.
     """
     return partial(
         _pack,
@@ -455,7 +472,7 @@ def _pack(
     draws: Draws | None,
     stream: int,
     tally: Tally | None,
-    book: StreamBook | None,
+    book: StreamBook | CallOrderBook | None,
 ) -> Iterator[Pack]:
     supply = (
         plans
@@ -469,10 +486,13 @@ def _pack(
             settle=lambda planned: settle(planned, rates, draws, upstream=True),
             gone=lambda planned, why: _count_gone(counted, planned, why),
         )
+        at = book if isinstance(book, CallOrderBook) else None
+        if at:
+            at.restore(upstream)
         while (packed := upstream.next_pack(supply)) is not None:
-            yield Pack(packed, stream)
+            yield Pack(packed, stream, at and at.snapshot(upstream))
         return
-    if book is None:
+    if not isinstance(book, StreamBook):
         packer = BestFitPacker(limits) if best_fit else GreedyPacker(limits)
         while (packed := packer.next_pack(supply)) is not None:
             yield Pack(packed, stream)

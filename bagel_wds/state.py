@@ -76,6 +76,7 @@ class StreamState:
         packs, tokens: how many packs were closed, and how many tokens they had.
         counts: samples read, packed and dropped so far, as `Tally.as_dict()` gives them.
         ended: in a finite pass, the stream had ended before this batch, which is padding or a repetition.
+        call_order: what `fidelity="upstream"` needs beside, see `CallOrderBook`; None under the default one.
     """
 
     stream: int
@@ -90,6 +91,7 @@ class StreamState:
     tokens: int = 0
     counts: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = False
+    call_order: Mapping[str, Any] | None = None
 
     def drained(self) -> StreamState:
         """The same stream with nothing left to read, and nothing held back."""
@@ -138,6 +140,7 @@ class StreamState:
                 for name, group in self.groups.items()
             },
             "counts": dict(self.counts),
+            **({"call_order": dict(self.call_order)} if self.call_order is not None else {}),
         }
 
     @classmethod
@@ -170,6 +173,7 @@ class StreamState:
                     for name, group in value["groups"].items()
                 },
                 counts=dict(value["counts"]),
+                call_order=value.get("call_order"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the state of stream {stream} is broken: {error!r}") from error
@@ -226,6 +230,11 @@ class LoaderState:
         Raises:
             ConfigError: if it is none, or of another version.
         """
+        if "grouped_dataset_states" in value:
+            raise ConfigError(
+                "this is a state of upstream's own loader (its keys are "
+                f"{', '.join(map(str, value))}), which holds no bookmark; start the data anew, see docs/migrating.md"
+            )
         version = value.get("version")
         if version != STATE_VERSION:
             raise ConfigError(

@@ -9,7 +9,7 @@ from bagel_wds.groups import groups_of, transforms_of
 from bagel_wds.layout import LayoutRules
 from bagel_wds.materialize import Normalization, ViewLoader
 from bagel_wds.packer import PackLimits
-from bagel_wds.planners import PLANNERS, DropoutRates, PlanTools
+from bagel_wds.planners import DropoutRates, PlanTools
 from bagel_wds.records import Kind
 from bagel_wds.tokens import TextEncoder, control_ids
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from transformers import PreTrainedTokenizerBase
-
-    from bagel_wds.planners import Planner
 
 
 def plan_tools(
@@ -34,11 +32,6 @@ def plan_tools(
         frames=group.frame_sampler_args.rule(Fidelity(config.fidelity)),
         upstream=upstream,
     )
-
-
-def planner_of(group: GroupConfig) -> Planner:
-    """The group's recipe."""
-    return PLANNERS[str(group.recipe)]
 
 
 def dropout_rates(config: BagelDatasetConfig) -> DropoutRates:

@@ -23,6 +23,8 @@ from torchvision.transforms import v2
 
 from bagel_wds import storage
 from bagel_wds.config import load_mapping, parse_groups
+from bagel_wds.groups import transforms_of
+from bagel_wds.records import Kind
 from bagel_wds.shards import list_shards
 from bagel_wds.tokens import add_special_tokens
 from benchmarks.loader_tasks import MAX_NUM_TOKENS, PACKED_TOKENS, load_tokenizer
@@ -120,12 +122,12 @@ class PlainPacks(IterableDataset[dict[str, Any]]):
         caption = random.choice(list(json.loads(fields["captions"]).values()))  # noqa: S311 - no secret
         texts = [] if _falls(TEXT_DROPOUT) else [self._text(caption)]
         image = decode(sample["0.jpg"])
-        return [*texts, Part("vae", transform(image, group.image_transform_args), loss=True)]
+        return [*texts, Part("vae", transform(image, transforms_of(group)[Kind.VAE_IMAGE]), loss=True)]
 
     def _vlm(self, sample: Sample, fields: Sample, group: GroupConfig) -> list[Part]:
-        names = fields["image"]
+        names, vit = fields["image"], transforms_of(group)[Kind.VIT_IMAGE]
         parts = [
-            Part("vit", transform(decode(sample[f"{number}.jpg"]), group.image_transform_args, len(names)))
+            Part("vit", transform(decode(sample[f"{number}.jpg"]), vit, len(names)))
             for number in range(len(names))
         ]
         for turn in fields["conversations"]:
@@ -142,13 +144,13 @@ class PlainPacks(IterableDataset[dict[str, Any]]):
         image = decode(sample[f"{start}.jpg"])
         for step in range(start, end):
             if not _falls(VAE_DROPOUT):
-                parts.append(Part("vae", transform(image, group.image_transform_args)))
+                parts.append(Part("vae", transform(image, transforms_of(group)[Kind.VAE_IMAGE])))
             if not _falls(VIT_DROPOUT) and group.vit_image_transform_args:
                 parts.append(Part("vit", transform(image, group.vit_image_transform_args)))
             if not _falls(TEXT_DROPOUT):
                 parts.append(self._text(random.choice(steps[step])))  # noqa: S311 - no secret
             image = decode(sample[f"{step + 1}.jpg"])
-            parts.append(Part("vae", transform(image, group.image_transform_args), loss=True))
+            parts.append(Part("vae", transform(image, transforms_of(group)[Kind.VAE_IMAGE]), loss=True))
         return parts
 
     def _lay_out(self, samples: Sequence[Sequence[Part]]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from .convert import ConversionSummary
 
-_GROUPS = {"t2i": "t2i_pretrain", "vlm": "vlm_sft", "edit": "unified_edit"}
+_GROUPS = {"t2i": "t2i_pretrain", "vlm": "vlm_sft", "edit": "unified_edit", "interleaved": "interleaved"}
 """The group that each kind has in upstream's mixtures."""
 
 _CONVERT_USAGE = USAGE.format(command="convert", out=" OUT")
@@ -74,7 +74,7 @@ def convert(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="[t2i|vlm|edit SRC...] OUT",
+            metavar="[t2i|vlm|edit|interleaved SRC...] OUT",
             help="Kind and places of one dataset, and the folder to write to; with --config the folder alone.",
             show_default=False,
         ),
@@ -173,7 +173,7 @@ def check(
     places: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[t2i|vlm|edit SRC...]",
+            metavar="[t2i|vlm|edit|interleaved SRC...]",
             help="Kind and places of one dataset; with --config none.",
             show_default=False,
         ),

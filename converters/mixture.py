@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from bagel_wds import storage
-from bagel_wds.config import GroupConfig, load_mapping, parse_groups, validate
+from bagel_wds.config import load_mapping, parse_groups
 from bagel_wds.errors import ConfigError
 from bagel_wds.manifest import INFO_NAME
+from bagel_wds.raw_info import InfoEntry, parse_entry, source_of
 from bagel_wds.sources import Placeholders, Source, Verify
 
 from .convert import ConversionSummary, begin_overwriting, run_conversion
@@ -25,35 +26,11 @@ from .slices import absolute
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from bagel_wds.schema import SampleKind
+    from bagel_wds.config import GroupConfig
 
     from .engine import Engine
     from .progress import Report
     from .quarantine import Limit
-
-
-@dataclass(frozen=True, kw_only=True)
-class InfoEntry:
-    """One dataset of a dataset info: where it lies.
-
-    Attributes:
-        data_dir: folder of the parquet files; of vlm, the one that media paths are relative to.
-        jsonl_path: of vlm, the conversations.
-        parquet_info_path: upstream's list of row groups. Not used: they are read from the files themselves.
-        num_files, num_total_samples: upstream's counts. Not used: what there is is counted.
-        columns: of the files, by the names that this package has for them, where they differ.
-        shards: a dataset that is shards already; it is passed on as it is.
-    """
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
-
-    data_dir: str | None = None
-    jsonl_path: str | None = None
-    parquet_info_path: str | None = None
-    num_files: int | None = None
-    num_total_samples: int | None = None
-    columns: dict[str, str] = field(default_factory=dict)
-    shards: str | list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +161,7 @@ def find_sources(
         if entry.shards is not None:
             yield group, name, _pass_on(entry)
             continue
-        source = _source(group, groups[group], name, entry, storage.parent(info_path))
+        source = source_of(entry, groups[group], name, f"{group}.{name}", storage.parent(info_path))
         yield (
             group,
             name,
@@ -192,7 +169,7 @@ def find_sources(
                 source,
                 max_units=max_units,
                 verify=rules.verify,
-                placeholders=rules.placeholders,
+                placeholders=entry.placeholders or rules.placeholders,
                 allow_outside=rules.allow_outside,
                 batch_bytes=rules.batch_bytes,
             ),
@@ -226,47 +203,9 @@ def _parse_entry(info: Mapping[str, Any], group: str, name: str, where: str) -> 
             f"{where} is not there; "
             + (f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}")
         )
-    return validate(InfoEntry, entries[name], where)
+    return parse_entry(entries[name], where)
 
 
 def _pass_on(entry: InfoEntry) -> dict[str, Any]:
     total = {} if entry.num_total_samples is None else {"num_total_samples": entry.num_total_samples}
     return {"shards": entry.shards, **total}
-
-
-def _source(group: str, config: GroupConfig, name: str, entry: InfoEntry, info_folder: str) -> Source:
-    """The source that an entry describes.
-
-    Raises:
-        ConfigError: if the entry lacks a path, or one leads nowhere.
-    """
-    kind: SampleKind | None = config.recipe
-    assert kind is not None, "parse_groups sets it"  # noqa: S101
-    wanted = "jsonl_path" if kind == "vlm" else "data_dir"
-    if not getattr(entry, wanted):
-        raise ConfigError(f"{group}.{name}: {wanted} is missing; a {kind} dataset is found by it")
-
-    def find(key: str) -> str | None:
-        path = getattr(entry, key)
-        return _find(path, info_folder, f"{group}.{name}: {key}") if path else None
-
-    data_dir = find("data_dir")
-    return Source(
-        kind=kind,
-        name=name,
-        path=find(wanted) or "",
-        media_root=data_dir if kind == "vlm" else None,
-        columns=entry.columns,
-        shuffle_lines=config.shuffle_lines,
-        shuffle_seed=config.shuffle_seed,
-    )
-
-
-def _find(path: str, info_folder: str, where: str) -> str:
-    """A path of the dataset info: relative to the current folder, as upstream takes it, or else to the info's own."""
-    beside_info = storage.join(info_folder, path)
-    for candidate in (path, beside_info):
-        if storage.exists(candidate):
-            return candidate
-    tried = path if beside_info == path else f"{path} (nor {beside_info})"
-    raise ConfigError(f"{where}: there is no {tried}")

@@ -35,7 +35,7 @@ class EngineName(StrEnum):
 
 
 USAGE = (
-    "write `bagel-wds {command} t2i|vlm|edit SRC...{out}` for one dataset, or "
+    "write `bagel-wds {command} t2i|vlm|edit|interleaved SRC...{out}` for one dataset, or "
     "`bagel-wds {command} --config MIX.yaml --info INFO.yaml{out}` for a mixture"
 )
 
@@ -115,6 +115,7 @@ _COLUMNS_OF_KIND: dict[str, dict[str, str]] = {
     "t2i": {"image": "image", "captions": "captions"},
     "edit": {"image": "image_list", "instructions": "instruction_list"},
     "vlm": {"image": "image", "conversations": "conversations", "video": "video"},
+    "interleaved": {"image": "images", "video": "videos"},
 }
 """For each kind: what a column option is about, and our name for that column."""
 

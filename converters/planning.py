@@ -12,6 +12,8 @@ from bagel_wds import storage
 from bagel_wds.errors import ConfigError
 from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, Manifest, read_manifest
 from bagel_wds.sources import Place, Slice, Source, describe_files, list_files, plan_rows, plan_source
+from bagel_wds.sources.places import reads_lines
+from bagel_wds.sources.rows import check_max_units
 
 from .marks import MARKS_FOLDER
 from .output import check_name, check_no_foreign_tars, check_output
@@ -79,10 +81,7 @@ def plan_conversion(source: Source, out: str, *, settings: ShardSettings, mode: 
         ConfigError: if the source or the folder will not do.
     """
     check_name(source.name)
-    if source.max_units is not None and source.max_units < 1:
-        raise ConfigError(
-            f"dataset {source.name!r}: num_used_data={source.max_units} must be at least 1; leave it out to take all"
-        )
+    check_max_units(source)
     check_output(out, source)
     if mode is Mode.OVERWRITE:
         return replace(_plan_first(source, out, settings), mode=mode)
@@ -302,7 +301,9 @@ def changed_since(source: Source, files: Sequence[SourceFile]) -> str | None:
 def _files_by_text(source: Source) -> dict[str, str]:
     """The files that are converted, by the names that a record has for them."""
     files = list_files(source)
-    return {as_text(file): file for file in (files if source.kind == "vlm" else files[: source.max_units])}
+    return {
+        as_text(file): file for file in (files if reads_lines(source.kind) else files[: source.max_units])
+    }
 
 
 def _refuse_changed_input(source: Source, out: str, then: Part, now: Part) -> None:

@@ -16,6 +16,7 @@ from bagel_wds.errors import ConfigError
 from bagel_wds.manifest import RECORD_NAME
 from bagel_wds.schema import FORMAT_VERSION
 from bagel_wds.sources import SourceFile
+from bagel_wds.sources.places import reads_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,8 +104,9 @@ def settings_of(source: Source, settings: ShardSettings) -> dict[str, Any]:
         "max_units": source.max_units,
     }
     if source.kind == "vlm":
+        choices["placeholders"] = str(source.placeholders)
+    if reads_lines(source.kind):
         choices |= {
-            "placeholders": str(source.placeholders),
             "allow_outside": source.allow_outside,
             "shuffle_lines": source.shuffle_lines,
             "shuffle_seed": source.shuffle_seed,

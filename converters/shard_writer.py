@@ -18,8 +18,9 @@ from bagel_wds.manifest import INDEX_SUFFIX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bagel_wds.sources.encode import EncodedSample
+
     from .claim import Claim
-    from .encode import EncodedSample
     from .settings import ShardSettings
 
 _END_BYTES = 2 * tarfile.BLOCKSIZE

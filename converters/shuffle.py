@@ -20,8 +20,8 @@ from bagel_wds.ahead import look_ahead
 from bagel_wds.errors import ShardError
 from bagel_wds.reader import fetch
 from bagel_wds.schema import RESERVED, media_fields
+from bagel_wds.sources.encode import EncodedSample
 
-from .encode import EncodedSample
 from .marks import Marks, Outcome
 from .permutation import permute
 from .progress import Step

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from bagel_wds import storage
 from bagel_wds.errors import BadSample, ShardError
 from bagel_wds.sources import Medium, Place, RejectedRow, Slice, Source, SourceSample, read_slice
+from bagel_wds.sources.encode import EncodedSample, encode_sample
 
 from .downscale import downscale
-from .encode import EncodedSample, encode_sample
 from .marks import Marks, Outcome
 from .shard_writer import write_shards
 

@@ -152,7 +152,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one_of_its_level(
         ({"weight": float("nan")}, "weight=nan must be a number from 0 on"),
         ({"weight": float("inf")}, "weight=inf must be a number from 0 on"),
         ({"is_mandatory": "perhaps"}, "is_mandatory: Input should be a valid boolean"),
-        ({"image_transform_args": None}, "image_transform_args: Input should be"),
+        ({"image_transform_args": 3}, "image_transform_args: Input should be"),
         (
             {"image_transform_args": {"image_stride": 16}},
             "image_transform_args.max_image_size: Field required",
@@ -178,7 +178,12 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one_of_its_level(
         ({"image_transform_args": {**VAE, "image_mean": [1, 1, float("nan")]}}, "each must be a number"),
         ({"num_used_data": [1, 2]}, "num_used_data has 2 values for 1 dataset_names; give one a dataset"),
         ({"num_used_data": [1.5]}, "num_used_data.0: Input should be a valid integer"),
-        ({"recipe": "video"}, "recipe: Input should be 't2i', 'vlm' or 'edit', got 'video'"),
+        ({"recipe": 3}, "recipe: Input should be a valid string, got 3"),
+        ({"image_transform_args": None}, "image_transform_args is missing"),
+        (
+            {"image_transform_args": None, "recipe": "interleaved"},
+            "give image_transform_args for pictures of the VAE",
+        ),
         (
             {"frame_sampler_args": {"max_num_frames": 4}},
             "min_num_frames=8 must be at least 1 and at most max_num_frames=4",
@@ -230,7 +235,8 @@ def test_a_mixture_without_a_group_and_one_that_draws_none_are_refused() -> None
 
 def test_a_group_of_another_name_must_name_its_recipe() -> None:
     with pytest.raises(
-        ConfigError, match="group 'my_group' is none of t2i_pretrain, vlm_sft, unified_edit; name its recipe"
+        ConfigError,
+        match="group 'my_group' is none of t2i_pretrain, vlm_sft, unified_edit, interleaved; name its recipe",
     ):
         parse_groups(mixture("my_group"))
 
@@ -424,7 +430,7 @@ def test_c49_a_group_within_the_table_of_latents_is_accepted(side: int, largest:
     entry = mixture(image_transform_args={**VAE, "max_image_size": largest})
     config = BagelDatasetConfig(grouped_datasets=entry, max_latent_size=side)
 
-    assert groups_of(config)["t2i_pretrain"].image_transform_args.max_image_size == largest
+    assert transforms_of(groups_of(config)["t2i_pretrain"])[Kind.VAE_IMAGE].max_image_size == largest
 
 
 def test_c49_the_table_of_the_vit_is_checked_apart_from_that_of_the_vae() -> None:
@@ -463,7 +469,7 @@ def test_c49_upstream_fidelity_is_only_warned(caplog: pytest.LogCaptureFixture) 
 
 
 def test_c49_the_largest_picture_that_a_transform_makes_is_the_one_that_is_checked() -> None:
-    transform = parse_one(mixture()).image_transform_args.resize
+    transform = transforms_of(parse_one(mixture()))[Kind.VAE_IMAGE].resize
     sizes = [
         transform.size(size_hw) for size_hw in ((40, 4000), (4000, 40), (1024, 1024), (1, 1025), (4096, 4096))
     ]

@@ -35,7 +35,6 @@ from source_factory import (
 )
 
 from bagel_wds.converters import Mode, ShardSettings, convert_mixture, convert_source
-from bagel_wds.converters.encode import encode_sample
 from bagel_wds.converters.progress import Step
 from bagel_wds.errors import BadSample, ConfigError, Reason, ShardError
 from bagel_wds.images import read_header
@@ -43,6 +42,7 @@ from bagel_wds.manifest import read_manifest
 from bagel_wds.reader import walk_shard
 from bagel_wds.schema import split_member
 from bagel_wds.sources import Medium, Place, Source, SourceImage, SourceSample, plan_source, read_slice
+from bagel_wds.sources.encode import encode_sample
 
 REAL = Path(__file__).parent / "data" / "real"
 SMALL = ShardSettings(shard_bytes=20_480, shard_samples=4)

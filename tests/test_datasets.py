@@ -270,7 +270,10 @@ def test_c01_settings_that_cannot_work_are_refused_before_any_worker_starts(
         {**info, "vlm_sft": {"vml": {"shards": "x"}}},
         r"\['vlm_sft'\]\['vlm'\] is missing; did you mean 'vml'",
     )
-    refused({**info, "vlm_sft": {"vlm": {"data_dir": "x", "jsonl_path": "y"}}}, "run `bagel-wds convert`")
+    refused(
+        {**info, "vlm_sft": {"vlm": {"data_dir": "x", "jsonl_path": "y"}}},
+        r"\['vlm_sft'\]\['vlm'\]: jsonl_path: there is no y",
+    )
     refused({"t2i_pretrain": info["t2i_pretrain"]}, "dataset_info has no group 'unified_edit'")
     with pytest.raises(ConfigError, match="upstream's resume state"):
         small_config(dataset_info=info).build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, 0, data_status={"x": 1})

@@ -425,7 +425,7 @@ def test_sampling_without_an_index_says_what_to_give(tmp_path: Path) -> None:
             {"dataset_info": {"t2i_pretrain": {"t2i": {"data_dir": "x"}}}},
             1,
             1,
-            "run `bagel-wds convert` on it",
+            "data_dir: there is no x",
         ),
         ({"fidelity": "upstream", "num_streams": 4}, 1, 1, "leave num_streams=4 out"),
     ],

@@ -459,16 +459,6 @@ def test_stats_add_up_over_streams_and_workers(info: dict[str, Any], packing: st
     assert resumed.stats["groups"] == loader.stats["groups"]
 
 
-def test_upstream_fidelity_keeps_no_bookmark_and_says_so(info: dict[str, Any]) -> None:
-    dataset = build(info, fidelity="upstream", num_streams=None)
-
-    assert next(iter(dataset)).state is None  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="keeps no bookmark"):
-        dataset.state_dict()
-    with pytest.raises(ConfigError, match="keeps no bookmark"):
-        PackedLoader(dataset)
-
-
 @given(st.integers(1, 12), st.integers(0, 60))
 def test_batches_of_a_stream_are_those_of_round_robin(streams: int, batches: int) -> None:
     for stream in range(streams):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from strategies import words
 
 from bagel_wds.converters import ShardSettings
-from bagel_wds.converters.encode import EncodedSample
 from bagel_wds.converters.shard_writer import member_header, write_shards
 from bagel_wds.schema import make_key, media_name
+from bagel_wds.sources.encode import EncodedSample
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -127,9 +127,27 @@ def test_a_batch_that_is_not_finished_says_so(info: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match=r"to_dict\(\): .* still uint8"):
         batch.to_dict()
     assert batch.sequence_length == sum(batch.sample_lens)
-    batch.to("cpu")
+    # Upstream's name for it, which takes any device.
+    assert batch.cuda("cpu") is batch
     with pytest.raises(AttributeError, match="no 'nothing'"):
         batch.nothing  # noqa: B018
+
+
+def test_collate_that_knows_no_levels_cannot_take_a_batch_for_one_without_pictures(
+    info: dict[str, Any],
+) -> None:
+    sent, whole = (next(iter(build(info, transport=transport))) for transport in ("uint8", "float32"))
+
+    # As upstream's collates ask.
+    known, sent_known = whole.keys(), sent.keys()
+    for name in ("padded_images", "packed_vit_tokens"):
+        assert name in known
+        with pytest.raises(
+            RuntimeError, match=rf"{name}: .* this collate does not know; use .*collate_wrapper"
+        ):
+            _ = name in sent_known
+    assert {"packed_text_ids", "nested_attention_masks"} <= sent_known
+    assert list(sent_known) == list(sent)
 
 
 def test_a_batch_without_pictures_has_none_on_either_transport(tmp_path: Path) -> None:

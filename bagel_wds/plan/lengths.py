@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from bagel_wds import storage
 from bagel_wds.config import Fidelity
 from bagel_wds.errors import BadSample, ConfigError
-from bagel_wds.groups import transforms_of
-from bagel_wds.planners import PLANNERS, DropoutRates, PlanTools, settle
+from bagel_wds.groups import planner_of, transforms_of
+from bagel_wds.planners import DropoutRates, PlanTools, settle
 from bagel_wds.records import Kind, RawSample
 from bagel_wds.rng import KeyedDraws
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 MOST_SAMPLES = 1000
 """So many samples of a dataset are planned at most."""
+
+_BY_MEDIA = ("t2i", "edit", "vlm")
+"""The recipes whose samples are alike but for their media, which an index has."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,11 @@ def sample_lengths(
     Raises:
         ConfigError: if a dataset has no index, or one that says nothing of media, or of no sample that can be used.
     """
+    if group.recipe not in _BY_MEDIA:
+        raise ConfigError(
+            f"group {name!r}: an index does not say what its recipe {group.recipe!r} makes of a sample; give its length with "
+            f"--tokens-per-sample {name}=N"
+        )
     tools = PlanTools(
         group=name,
         encode=lambda _: [0] * text_tokens,
@@ -95,7 +103,7 @@ def sample_lengths(
         for sample, draws in _samples(name, dataset, own, str(group.recipe), config.storage_options):
             # What the recipe refuses is dropped in training, too.
             with suppress(BadSample):
-                plans.append(settle(PLANNERS[str(group.recipe)](sample, tools, draws), rates, draws))
+                plans.append(settle(planner_of(group)(sample, tools, draws), rates, draws))
         fitting = [plan for plan in plans if 0 < plan.length <= longest]
         planned, over = planned + len(plans), over + sum(plan.length > longest for plan in plans)
         held = sum(shard.samples or 0 for shard in own)

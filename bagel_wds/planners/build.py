@@ -37,6 +37,12 @@ class PlanTools:
     upstream: bool = False
 
 
+_MISSING_TRANSFORM = {
+    Kind.VIT_IMAGE: "medium {} is shown to the ViT, and group {!r} has no vit_image_transform_args",
+    Kind.VAE_IMAGE: "medium {} is for the VAE, and group {!r} has no image_transform_args",
+}
+
+
 class PlanBuilder:
     """Collects the segments of one sample in order.
 
@@ -71,8 +77,17 @@ class PlanBuilder:
         """Add a picture after its transform, without a segment; gives its number.
 
         Raises:
-            BadSample: if the picture's header cannot be read.
+            BadSample: if the sample has no such medium, its header cannot be read, or the group has no transform for it.
         """
+        if kind not in self._tools.resize:
+            raise BadSample(
+                Reason.TRANSFORM_MISSING, _MISSING_TRANSFORM[kind].format(medium, self._tools.group)
+            )
+        if not 0 <= medium < len(self._sample.media):
+            raise BadSample(
+                Reason.IMAGE_MISSING,
+                f"medium {medium} is shown, and the sample has {len(self._sample.media)}",
+            )
         size_hw = self._sample.media[medium][frame].size_hw
         self._views.append(View(medium, frame, kind, self._tools.resize[kind].size(size_hw, img_num)))
         return len(self._views) - 1

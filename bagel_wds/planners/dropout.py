@@ -29,14 +29,15 @@ class DropoutRates:
 def settle(plan: SamplePlan, rates: DropoutRates, draws: Draws, *, upstream: bool = False) -> SamplePlan:
     """Decide which segments conditioning dropout leaves out, and the timestep of each noised split.
 
-    A clip is dropped whole. BAGEL: drops its frames one by one; `upstream=True` restores that.
+    A clip is dropped whole, the VAE's frames of it by one draw and the ViT's by another. BAGEL: drops its frames one
+    by one; `upstream=True` restores that.
 
     The timestep is a standard normal number (the model maps it to 0..1 by a sigmoid); the frames of a split share it.
     """
     settled: list[Segment] = []
     dropped, timestep = False, -math.inf
     for i, segment in enumerate(plan.segments):
-        if upstream or segment.split_start:
+        if upstream or (segment.split_start and not _goes_on(plan, i)):
             dropped = segment.enable_cfg and draws.random(f"dropout:{i}") < rates.of(segment.kind)
         if dropped:
             settled.append(replace(segment, dropped=True))
@@ -48,3 +49,15 @@ def settle(plan: SamplePlan, rates: DropoutRates, draws: Draws, *, upstream: boo
         else:
             settled.append(segment)
     return plan.with_segments(tuple(settled))
+
+
+def _goes_on(plan: SamplePlan, number: int) -> bool:
+    """Whether a segment shows to the ViT a later frame of the clip that the segment before it shows."""
+    segment = plan.segments[number]
+    if number == 0 or segment.kind is not Kind.VIT_IMAGE or not segment.enable_cfg:
+        return False
+    before = plan.segments[number - 1]
+    if before.kind is not Kind.VIT_IMAGE or not before.enable_cfg:
+        return False
+    first, second = plan.views[before.view], plan.views[segment.view]
+    return first.medium == second.medium and first.frame < second.frame

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from bagel_wds import storage
 from bagel_wds.errors import ConfigError
-from bagel_wds.sources import edit, t2i, vlm
+from bagel_wds.sources import edit, interleaved, t2i, vlm
 from bagel_wds.sources.jsonl import describe_lines_file, plan_chosen_lines, plan_lines, read_lines
 from bagel_wds.sources.layout import check_given_columns
 from bagel_wds.sources.media import find_media_root, rows_at_once
@@ -53,8 +53,16 @@ if TYPE_CHECKING:
     from bagel_wds.schema import SampleKind
     from bagel_wds.sources.layout import ParquetLayout
 
-PARQUET_LAYOUTS: dict[SampleKind, ParquetLayout] = {"t2i": t2i.LAYOUT, "edit": edit.LAYOUT, "vlm": vlm.LAYOUT}
+PARQUET_LAYOUTS: dict[SampleKind, ParquetLayout] = {
+    "t2i": t2i.LAYOUT,
+    "edit": edit.LAYOUT,
+    "vlm": vlm.LAYOUT,
+    "interleaved": interleaved.LAYOUT,
+}
 """What each kind looks like in parquet."""
+
+LINE_PARSERS = {"vlm": vlm.parse_row, "interleaved": interleaved.parse_row}
+"""What makes fields and media of a JSON object, of the kinds that are read from lines."""
 
 __all__ = [
     "Lines",
@@ -160,7 +168,7 @@ def read_slice(source: Source, part: Slice, *, skip_rows: int = 0) -> Iterator[S
             source, row_groups, PARQUET_LAYOUTS[source.kind], skip_rows, rows_at_once(source)
         )
     lines = [piece for piece in part.pieces if isinstance(piece, Lines)]
-    parse = partial(vlm.parse_row, source=source, media_root=find_media_root(source))
+    parse = partial(LINE_PARSERS[source.kind], source=source, media_root=find_media_root(source))
     return read_lines(source, lines, parse, skip_rows, rows_at_once(source))
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
+    from bagel_wds.storage import StorageOptions
+
 MAX_LINE_BYTES = 256 << 20
 """A longer line, or element of an array, is refused; images inside it count."""
 
@@ -36,31 +38,33 @@ _ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 
 
 @contextmanager
-def open_content(path: str, offset: int) -> Iterator[io.BufferedReader]:
+def open_content(
+    path: str, offset: int, options: StorageOptions | None = None
+) -> Iterator[io.BufferedReader]:
     """What a file holds, from a place on, in bytes; in what is decompressed, of a compressed file.
 
     Raises:
         ConfigError: if it cannot be read; while it is being read, too.
     """
-    with _open(path) as file:
+    with _open(path, options) as file:
         content = _decompress(file, path)
         _pass_over(content, offset)
         yield content
 
 
-def open_digested(root: str, name: str) -> DigestedFile:
+def open_digested(root: str, name: str, options: StorageOptions | None = None) -> DigestedFile:
     """A file of a source, to be read from its start.
 
     Raises:
         ConfigError: if it cannot be opened.
     """
     path = storage.join(root, name)
-    return DigestedFile(_open(path), path, name)
+    return DigestedFile(_open(path, options), path, name)
 
 
-def _open(path: str) -> io.BufferedReader:
+def _open(path: str, options: StorageOptions | None) -> io.BufferedReader:
     try:
-        file = cast("io.BufferedReader", storage.open_read(path))
+        file = cast("io.BufferedReader", storage.open_read(path, options))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     return file if storage.is_local(path) else io.BufferedReader(_RemoteFile(file), BUFFER_BYTES)

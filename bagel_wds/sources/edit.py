@@ -31,11 +31,12 @@ def parse_row(row: Mapping[str, Any], source: Source) -> ParsedRow:
     images = row["image_list"]
     if not images:
         raise BadSample(Reason.IMAGE_MISSING, f"image_list is {'null' if images is None else 'empty'}")
-    if len(images) < MIN_IMAGES:
-        raise BadSample(
-            Reason.TOO_FEW_IMAGES, f"an edit needs {MIN_IMAGES} images, the row has {len(images)}"
-        )
-    read_instructions(fields, len(images) - 1)
+    if source.check_texts:
+        if len(images) < MIN_IMAGES:
+            raise BadSample(
+                Reason.TOO_FEW_IMAGES, f"an edit needs {MIN_IMAGES} images, the row has {len(images)}"
+            )
+        read_instructions(fields, len(images) - 1)
     return ParsedRow(
         fields,
         tuple(

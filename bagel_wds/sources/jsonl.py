@@ -80,7 +80,7 @@ def plan_lines(source: Source, slice_rows: int, files: Sequence[str]) -> SourceP
     for file in files:
         if chosen is None and source.max_units is not None and seen >= source.max_units:
             break
-        with _open_rows(source.root, file) as (found, digested):
+        with _open_rows(source, file) as (found, digested):
             for rows in found:
                 cutter.add(rows.take(_wanted(seen, len(rows.numbers), chosen, source.max_units)))
                 seen += len(rows.numbers)
@@ -104,7 +104,7 @@ def _choose_rows(source: Source, files: Sequence[str]) -> NDArray[np.int64] | No
         return None
     count = 0
     for file in files:
-        with _open_rows(source.root, file) as (found, _):
+        with _open_rows(source, file) as (found, _):
             count += sum(len(rows.numbers) for rows in found)
     ordinals = list(range(count))
     random.Random(source.shuffle_seed).shuffle(ordinals)  # noqa: S311 - upstream's generator; not for secrets
@@ -127,19 +127,19 @@ def plan_chosen_lines(source: Source, places: Sequence[Place], slice_rows: int) 
         by_file.setdefault(place.file, set()).add(place.row)
     cutter = _Cutter(slice_rows, by_name=True)
     for file in sorted(by_file, key=os.fsencode):
-        for rows in _find_rows(source.root, file, by_file[file]):
+        for rows in _find_rows(source, file, by_file[file]):
             cutter.add(rows)
     return cutter.slices()
 
 
-def _find_rows(root: str, file: str, numbers: set[int]) -> list[_Rows]:
+def _find_rows(source: Source, file: str, numbers: set[int]) -> list[_Rows]:
     """The rows of a file that have these numbers."""
     wanted = np.array(sorted(numbers))
-    with _open_rows(root, file) as (found, _):
+    with _open_rows(source, file) as (found, _):
         taken = [rows.take(np.flatnonzero(np.isin(rows.numbers, wanted))) for rows in found]
     if missing := numbers.difference(*(rows.numbers.tolist() for rows in taken)):
         raise ConfigError(
-            f"{storage.join(root, file)}: no row {min(missing)}; has the file changed since it was listed?"
+            f"{storage.join(source.root, file)}: no row {min(missing)}; has the file changed since it was listed?"
         )
     return taken
 
@@ -192,10 +192,10 @@ class _Cutter:
 
 
 @contextmanager
-def _open_rows(root: str, file: str) -> Iterator[tuple[Iterator[_Rows], DigestedFile]]:
+def _open_rows(source: Source, file: str) -> Iterator[tuple[Iterator[_Rows], DigestedFile]]:
     """Where the rows of a file are, stretch by stretch, and the file, to be described when these have been gone through."""
-    with open_digested(root, file) as digested:
-        path = storage.join(root, file)
+    with open_digested(source.root, file, source.options) as digested:
+        path = storage.join(source.root, file)
         content = digested.content()
         in_array = _is_array(content, path)
         found = elements.scan(content, path) if in_array else lines.scan(content)
@@ -231,7 +231,7 @@ def read_lines(
     Raises:
         ConfigError: if a file cannot be read any more.
     """
-    yield from look_ahead(partial(_read_row, parse), _read_pieces(source.root, pieces, skip_rows), at_once)
+    yield from look_ahead(partial(_read_row, parse), _read_pieces(source, pieces, skip_rows), at_once)
 
 
 def _read_row(
@@ -245,20 +245,20 @@ def _read_row(
     return SourceSample(place.key, parsed.fields, parsed.media, place, parsed.repaired)
 
 
-def _read_pieces(root: str, pieces: Sequence[Lines], skip_rows: int) -> Iterator[tuple[Place, bytes]]:
+def _read_pieces(source: Source, pieces: Sequence[Lines], skip_rows: int) -> Iterator[tuple[Place, bytes]]:
     for piece in pieces:
-        for number, line in _read_piece(root, piece, skip_rows):
+        for number, line in _read_piece(source, piece, skip_rows):
             yield Place(piece.file, number), line
         skip_rows = max(0, skip_rows - piece.num_rows)
 
 
-def _read_piece(root: str, piece: Lines, skip_rows: int) -> Iterator[tuple[int, bytes]]:
+def _read_piece(source: Source, piece: Lines, skip_rows: int) -> Iterator[tuple[int, bytes]]:
     """The number and the JSON text of each row of a stretch, but for some at its start."""
     if skip_rows >= piece.num_rows:
         return
-    path = storage.join(root, piece.file)
+    path = storage.join(source.root, piece.file)
     wanted = None if piece.chosen is None else set(piece.chosen)
-    with open_content(path, piece.offset) as content:
+    with open_content(path, piece.offset, source.options) as content:
         rows = elements.read(content, path, piece.offset) if piece.in_array else lines.read(content)
         taken = (
             (number, row)
@@ -307,5 +307,5 @@ def describe_lines_file(source: Source, file: str) -> SourceFile:
     Raises:
         ConfigError: if it cannot be read.
     """
-    with open_digested(source.root, file) as digested:
+    with open_digested(source.root, file, source.options) as digested:
         return digested.describe()

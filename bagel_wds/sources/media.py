@@ -18,6 +18,7 @@ from bagel_wds.conversations import DATA_KEYS, PATH_KEYS, Tag, is_null_like
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.schema import IMAGE_EXTENSIONS, natural
 from bagel_wds.sources import remote_media
+from bagel_wds.sources.places import reads_lines
 from bagel_wds.sources.rows import Medium, SourceImage, read_source_clip, read_source_image
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def find_media_root(source: Source) -> MediaRoot:
 
 def rows_at_once(source: Source) -> int:
     """How many rows are best read side by side."""
-    names_files = source.kind == "vlm" or source.media_root is not None
+    names_files = reads_lines(source.kind) or source.media_root is not None
     return ROWS_AT_ONCE if names_files and not storage.is_local(source.media_folder) else 1
 
 

@@ -6,7 +6,7 @@ import os
 from bisect import bisect_left
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -130,7 +130,7 @@ def describe_parquet_file(source: Source, file: str) -> SourceFile:
     """
     path = storage.join(source.root, file)
     with _naming(path):
-        return _read_end(path, file)[0]
+        return _read_end(source, path, file)[0]
 
 
 def side_by_side(source: Source, work: Callable[[str], T], files: Sequence[str]) -> list[T]:
@@ -140,29 +140,29 @@ def side_by_side(source: Source, work: Callable[[str], T], files: Sequence[str])
     return list(look_ahead(work, files, storage.AT_A_TIME))
 
 
-def _read_end(path: str, file: str) -> tuple[SourceFile, bytes]:
+def _read_end(source: Source, path: str, file: str) -> tuple[SourceFile, bytes]:
     """What a file is told by, and its end: the footer and what comes behind it, which can be opened as a file of no rows."""
-    size = storage.size(path)
-    end = _read_last(path, size, min(size, _GUESSED_BYTES))
+    size = storage.size(path, source.options)
+    end = _read_last(source, path, size, min(size, _GUESSED_BYTES))
     if not end.endswith(_MAGIC):
         raise ConfigError(
             f"{path}: cannot be read as parquet: it ends in {end[-4:]!r}, not in {_MAGIC!r}; was it cut?"
         )
     length = int.from_bytes(end[-_TAIL_BYTES:-4], "little") + _TAIL_BYTES
     if length > len(end):
-        end = _read_last(path, size, min(size, length))
+        end = _read_last(source, path, size, min(size, length))
     end = end[-length:]
     return SourceFile(file, size, f"xxh3_128:{xxhash.xxh3_128_hexdigest(end)}"), end
 
 
-def _read_last(path: str, size: int, length: int) -> bytes:
-    return storage.read_range(path, size - length, length)
+def _read_last(source: Source, path: str, size: int, length: int) -> bytes:
+    return storage.read_range(path, size - length, length, source.options)
 
 
 def _read_footer(source: Source, layout: ParquetLayout, file: str) -> _Footer:
     path = storage.join(source.root, file)
     with _naming(path):
-        described, end = _read_end(path, file)
+        described, end = _read_end(source, path, file)
         with pq.ParquetFile(pa.BufferReader(end)) as parquet:
             check_schema(parquet.schema_arrow, path, layout, source.columns)
             groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
@@ -284,9 +284,11 @@ def _read_batches(
     pace = _Pace(source.batch_bytes)
     with (
         _naming(path),
-        _open(path) as file,
+        _open(path, source) as file,
         pq.ParquetFile(
-            file, buffer_size=READ_BYTES if storage.is_local(path) else REMOTE_READ_BYTES
+            file,
+            metadata=_known_metadata(path),
+            buffer_size=READ_BYTES if storage.is_local(path) else REMOTE_READ_BYTES,
         ) as parquet,
     ):
         columns = _columns(parquet.schema_arrow, source, layout)
@@ -301,6 +303,20 @@ def _read_batches(
                         yield _Batch(
                             group, first, rows, list(zip(columns, _cast(batch, columns), strict=True))
                         )
+
+
+def _known_metadata(path: str) -> pq.FileMetaData | None:
+    """What the footer of a local file says, kept for the next of its row groups; None of a file that is not local."""
+    if not storage.is_local(path):
+        return None
+    stat = storage.local_path(path).stat()
+    return _read_metadata(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=16)
+def _read_metadata(path: str, changed_ns: int, num_bytes: int) -> pq.FileMetaData:  # noqa: ARG001 - of a changed file anew
+    with pa.OSFile(os.fsencode(storage.local_path(path))) as file:
+        return pq.read_metadata(file)
 
 
 def _walk_group(
@@ -378,11 +394,11 @@ def _cast_column(values: pa.Array, name: str, target: pa.DataType) -> pa.Array:
         raise pa.ArrowInvalid(f"column {name!r}: {error}") from error
 
 
-def _open(path: str) -> pa.NativeFile:
+def _open(path: str, source: Source) -> pa.NativeFile:
     """A file as Arrow reads it; one on the disk by itself: through a Python file it takes more than twice as long."""
     if storage.is_local(path):
         return pa.OSFile(os.fsencode(storage.local_path(path)))
-    return pa.PythonFile(storage.open_read(path), mode="r")
+    return pa.PythonFile(storage.open_read(path, source.options), mode="r")
 
 
 @contextmanager

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bagel_wds.schema import SampleKind
+    from bagel_wds.storage import StorageOptions
 
 PARQUET = ".parquet"
 """Suffix of parquet files."""
@@ -47,33 +48,47 @@ _SUFFIXES: dict[SampleKind, tuple[str, ...]] = {
     "t2i": (PARQUET,),
     "edit": (PARQUET,),
     "vlm": (*_LINES, PARQUET),
+    "interleaved": (*_LINES, PARQUET),
 }
 _SPECIAL = re.compile(r"[*?\[{]")
 _MAGIC = re.compile(r"[*?\[]")
 
 
-def find_root(path: str | Sequence[str], kind: SampleKind) -> str:
+def reads_lines(kind: SampleKind) -> bool:
+    """Whether rows of a kind may be JSON, and name their media by paths; others are parquet that holds them."""
+    return _LINES[0] in _SUFFIXES[kind]
+
+
+def find_root(path: str | Sequence[str], kind: SampleKind, options: StorageOptions | None = None) -> str:
     """The folder that the files of a place, or of several, are named relative to.
+
+    Args:
+        path: the place, or places.
+        kind: of the rows.
+        options: how a store is reached.
 
     Raises:
         ConfigError: if a place is not there.
     """
-    return _common_folder([_root(place, kind) for place in _places(path)])
+    return _common_folder([_root(place, kind, options) for place in _places(path)])
 
 
-def find_files(path: str | Sequence[str], kind: SampleKind, root: str) -> list[str]:
+def find_files(
+    path: str | Sequence[str], kind: SampleKind, root: str, options: StorageOptions | None = None
+) -> list[str]:
     """The files of a place, or of several, relative to a root, in the order of their bytes.
 
     Args:
         path: the place, or places.
         kind: of the rows, which says what the files are called.
         root: what `find_root` gives for them.
+        options: how a store is reached.
 
     Raises:
         ConfigError: for a place, or a spelling of a pattern, that names no file; a file that the kind is not read
             from, or that comes twice; parquet and JSON side by side.
     """
-    files = [file for place in _places(path) for file in _files(place, kind)]
+    files = [file for place in _places(path) for file in _files(place, kind, options)]
     _check_suffixes(files, kind)
     start = len(_absolute(root).rstrip("/")) + 1
     decode = unquote if storage.scheme_of(root) in storage.WEB else str
@@ -105,56 +120,58 @@ def _place(place: str) -> str:
     return place
 
 
-def _root(place: str, kind: SampleKind) -> str:
-    if storage.is_folder(place):
+def _root(place: str, kind: SampleKind, options: StorageOptions | None) -> str:
+    if storage.is_folder(place, options):
         return place
     if storage.scheme_of(place) in storage.WEB and place.endswith("/"):
         return place.rstrip("/")
     folder = storage.parent(place)
-    if storage.exists(place):
-        return _list_root(place) if _is_list(place, kind) else folder
+    if storage.exists(place, options):
+        return _list_root(place, options) if _is_list(place, kind) else folder
     if not _SPECIAL.search(place):
         raise ConfigError(f"{place}: no such file or folder")
     return storage.parent(_SPECIAL.split(place, maxsplit=1)[0])
 
 
-def _files(place: str, kind: SampleKind) -> list[str]:
-    if "{" in place and not storage.exists(place):
-        return _all_named(_spellings(place), kind)
-    if _is_list(place, kind) and storage.exists(place) and not storage.is_folder(place):
-        return _all_named(_read_list(place), kind)
-    return _named(place, kind)
+def _files(place: str, kind: SampleKind, options: StorageOptions | None) -> list[str]:
+    if "{" in place and not storage.exists(place, options):
+        return _all_named(_spellings(place), kind, options)
+    if _is_list(place, kind) and storage.exists(place, options) and not storage.is_folder(place, options):
+        return _all_named(_read_list(place, options), kind, options)
+    return _named(place, kind, options)
 
 
-def _all_named(places: Sequence[str], kind: SampleKind) -> list[str]:
+def _all_named(places: Sequence[str], kind: SampleKind, options: StorageOptions | None) -> list[str]:
     """The files of many places; of those in buckets it is asked with few requests which are files."""
-    known = storage.which_are_files(place for place in places if not storage.is_local(place))
-    return [file for place in places for file in ([place] if place in known else _named(place, kind))]
+    known = storage.which_are_files((place for place in places if not storage.is_local(place)), options)
+    return [
+        file for place in places for file in ([place] if place in known else _named(place, kind, options))
+    ]
 
 
-def _named(place: str, kind: SampleKind) -> list[str]:
+def _named(place: str, kind: SampleKind, options: StorageOptions | None) -> list[str]:
     """The files of a place that is neither a list nor has braces."""
-    if storage.is_folder(place):
-        files = _in_folder(place, kind)
+    if storage.is_folder(place, options):
+        files = _in_folder(place, kind, options)
         if not files:
             raise ConfigError(f"{place}: no {_wanted(kind)} file in this folder")
         return files
-    if storage.is_file(place):
+    if storage.is_file(place, options):
         return [place]
-    if storage.exists(place):
+    if storage.exists(place, options):
         raise ConfigError(f"{place}: neither a file nor a folder")
     if not _MAGIC.search(place):
         raise ConfigError(f"{place}: no such file or folder")
-    files = _matching(place, kind)
+    files = _matching(place, kind, options)
     if not files:
         raise ConfigError(f"{place}: no file matches this pattern")
     return files
 
 
-def _in_folder(folder: str, kind: SampleKind) -> list[str]:
+def _in_folder(folder: str, kind: SampleKind, options: StorageOptions | None) -> list[str]:
     return [
         storage.join(folder, file)
-        for file in storage.list_files(folder)
+        for file in storage.list_files(folder, options)
         if file.endswith(_SUFFIXES[kind]) and not any(part.startswith(".") for part in file.split("/"))
     ]
 
@@ -181,16 +198,16 @@ def _wanted(kind: SampleKind) -> str:
 
 
 def _is_list(place: str, kind: SampleKind) -> bool:
-    """Whether a file is a list of files. JSON holds the rows of a conversation themselves."""
-    return place.endswith(".txt") or (place.endswith(".json") and kind != "vlm")
+    """Whether a file is a list of files. JSON holds the rows themselves, of kinds that are read from it."""
+    return place.endswith(".txt") or (place.endswith(".json") and not reads_lines(kind))
 
 
-def _list_root(place: str) -> str:
+def _list_root(place: str, options: StorageOptions | None) -> str:
     folder = storage.parent(place)
-    entries = _read_list(place)
-    known = storage.which_are_files(entry for entry in entries if not storage.is_local(entry))
+    entries = _read_list(place, options)
+    known = storage.which_are_files((entry for entry in entries if not storage.is_local(entry)), options)
     folders = [
-        entry if entry not in known and storage.is_folder(entry) else storage.parent(entry)
+        entry if entry not in known and storage.is_folder(entry, options) else storage.parent(entry)
         for entry in entries
     ]
     if all(PurePosixPath(_absolute(below)).is_relative_to(_absolute(folder)) for below in folders):
@@ -198,42 +215,42 @@ def _list_root(place: str) -> str:
     return _common_folder(folders)
 
 
-def _read_list(place: str) -> list[str]:
+def _read_list(place: str, options: StorageOptions | None) -> list[str]:
     """The paths that a list names: relative to its folder, or else to the current one.
 
     Raises:
         ConfigError: if it names none, or one that is not there.
     """
     folder = storage.parent(place)
-    entries = _json_entries(place) if place.endswith(".json") else _text_entries(place)
+    entries = _json_entries(place, options) if place.endswith(".json") else _text_entries(place, options)
     if not entries:
         raise ConfigError(f"{place}: this list of files is empty")
     paths = [_place(entry) for entry in entries]
     beside = [storage.join(folder, path) for path in paths]
-    known = storage.which_are_files(url for url in beside if not storage.is_local(url))
+    known = storage.which_are_files((url for url in beside if not storage.is_local(url)), options)
     return [
-        url if url in known else _find_entry(place, url, path)
+        url if url in known else _find_entry(place, url, path, options)
         for url, path in zip(beside, paths, strict=True)
     ]
 
 
-def _find_entry(place: str, beside: str, path: str) -> str:
+def _find_entry(place: str, beside: str, path: str, options: StorageOptions | None) -> str:
     for candidate in (beside, path):
-        if storage.exists(candidate):
+        if storage.exists(candidate, options):
             return candidate
     tried = path if beside == path else f"{beside} (nor {path} from the current folder)"
     raise ConfigError(f"{place}: there is no {tried}; the paths of a list are relative to its folder")
 
 
-def _text_entries(place: str) -> list[str]:
-    text = storage.read_bytes(place).decode("utf-8-sig", "surrogateescape")
+def _text_entries(place: str, options: StorageOptions | None) -> list[str]:
+    text = storage.read_bytes(place, options).decode("utf-8-sig", "surrogateescape")
     lines = (line.strip() for line in text.split("\n"))
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def _json_entries(place: str) -> list[str]:
+def _json_entries(place: str, options: StorageOptions | None) -> list[str]:
     try:
-        value = orjson.loads(storage.read_bytes(place))
+        value = orjson.loads(storage.read_bytes(place, options))
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{place}: no JSON, so no list of files: {error}") from error
     entries: list[Any] = list(value) if isinstance(value, list | dict) else [None]
@@ -254,40 +271,40 @@ def _spellings(pattern: str) -> list[str]:
         raise ConfigError(f"{pattern}: no such file, and as a pattern its braces do not match") from error
 
 
-def _matching(pattern: str, kind: SampleKind) -> list[str]:
+def _matching(pattern: str, kind: SampleKind, options: StorageOptions | None) -> list[str]:
     """Files that a pattern matches, and those in the folders that it does, each once."""
     head = _MAGIC.split(pattern, maxsplit=1)[0]
     parts = pattern[head.rfind("/") + 1 :].split("/")
     found: dict[str, None] = {}
-    for place, is_folder in _walk(storage.parent(head), parts):
-        found |= dict.fromkeys(_in_folder(place, kind) if is_folder else [place])
+    for place, is_folder in _walk(storage.parent(head), parts, options):
+        found |= dict.fromkeys(_in_folder(place, kind, options) if is_folder else [place])
     return list(found)
 
 
-def _walk(folder: str, parts: Sequence[str]) -> Iterator[tuple[str, bool]]:
+def _walk(folder: str, parts: Sequence[str], options: StorageOptions | None) -> Iterator[tuple[str, bool]]:
     """What lies under a folder by a pattern, part by part, and whether it is a folder.
 
     `**` goes through links, but not round a ring of them.
     """
     part, *rest = parts
     if part == "**":
-        for below in _folders(folder, ()):
-            yield from _walk(below, rest or ["*"])
+        for below in _folders(folder, (), options):
+            yield from _walk(below, rest or ["*"], options)
         return
-    for place, is_folder in _entries(folder, part):
+    for place, is_folder in _entries(folder, part, options):
         if not rest:
             yield place, is_folder
         elif is_folder:
-            yield from _walk(place, rest)
+            yield from _walk(place, rest, options)
 
 
-def _entries(folder: str, part: str) -> list[tuple[str, bool]]:
+def _entries(folder: str, part: str, options: StorageOptions | None) -> list[tuple[str, bool]]:
     if not _MAGIC.search(part):
         place = _below(folder, part)
-        return [(place, storage.is_folder(place))] if storage.exists(place) else []
-    if storage.is_local(folder) and not storage.is_folder(folder):
+        return [(place, storage.is_folder(place, options))] if storage.exists(place, options) else []
+    if storage.is_local(folder) and not storage.is_folder(folder, options):
         return []
-    names = ((name.rstrip("/"), name.endswith("/")) for name in storage.list_folder(folder))
+    names = ((name.rstrip("/"), name.endswith("/")) for name in storage.list_folder(folder, options))
     return [
         (_below(folder, name), is_folder)
         for name, is_folder in names
@@ -299,15 +316,15 @@ def _below(folder: str, name: str) -> str:
     return name if folder == "." else storage.join(folder, name)
 
 
-def _folders(folder: str, above: tuple[str, ...]) -> Iterator[str]:
+def _folders(folder: str, above: tuple[str, ...], options: StorageOptions | None) -> Iterator[str]:
     """A folder and those below it, but for hidden ones."""
     real = os.path.realpath(folder) if storage.is_local(folder) else folder
-    if real in above or (storage.is_local(folder) and not storage.is_folder(folder)):
+    if real in above or (storage.is_local(folder) and not storage.is_folder(folder, options)):
         return
     yield folder
-    for place, is_folder in _entries(folder, "*"):
+    for place, is_folder in _entries(folder, "*", options):
         if is_folder:
-            yield from _folders(place, (*above, real))
+            yield from _folders(place, (*above, real), options)
 
 
 # Paths

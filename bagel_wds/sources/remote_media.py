@@ -42,15 +42,17 @@ def read_file(
     """
     url = _locate(path, root, missing)
     try:
-        data = storage.read_range(url, 0, max_bytes + 1) if url != root else None
+        data = storage.read_range(url, 0, max_bytes + 1, source.options) if url != root else None
     except FileNotFoundError as error:
-        if not storage.is_folder(url):
+        if not storage.is_folder(url, source.options):
             raise _missing(path, source, missing) from error
         data = None
     if data is None:
         raise BadSample(missing, f"{path}: a folder, where an image file belongs")
     if len(data) > max_bytes:
-        raise BadSample(too_large, f"{path}: {storage.size(url)} bytes; the most is {max_bytes}")
+        raise BadSample(
+            too_large, f"{path}: {storage.size(url, source.options)} bytes; the most is {max_bytes}"
+        )
     return data
 
 
@@ -62,10 +64,10 @@ def list_folder(path: str, source: Source, root: str) -> list[str] | None:
         OSError: if the store does not list it.
     """
     url = _locate(path, root, Reason.VIDEO_MISSING)
-    names = storage.list_folder(url)
+    names = storage.list_folder(url, source.options)
     if names:
         return [name for name in names if not name.endswith("/")]
-    if storage.is_file(url):
+    if storage.is_file(url, source.options):
         return None
     raise _missing(path, source, Reason.VIDEO_MISSING)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bagel_wds.errors import Reason
+    from bagel_wds.storage import StorageOptions
 
 
 class Verify(StrEnum):
@@ -56,11 +57,14 @@ class Source:
             differ.
         allow_outside: take media paths that lead out of the media root.
         placeholders: policy for tags that do not match the media.
+        check_texts: leave out rows whose texts, or whose number of images, a recipe could not use; without, the recipe is left to
+            find that.
         verify: how far images are looked at.
         batch_bytes: about so many bytes of a parquet file's rows are in memory at a time.
         max_units: at most so many files (parquet) or lines (JSONL), the first ones.
         shuffle_lines: take a seeded choice of `max_units` lines instead of the first; they keep their order.
         shuffle_seed: of that choice.
+        options: how a store is reached; None goes by the environment.
     """
 
     kind: SampleKind
@@ -70,11 +74,13 @@ class Source:
     columns: Mapping[str, str] = field(default_factory=dict)
     allow_outside: bool = False
     placeholders: Placeholders = Placeholders.STRICT
+    check_texts: bool = True
     verify: Verify = Verify.FULL
     batch_bytes: int = 2 << 20
     max_units: int | None = None
     shuffle_lines: bool = False
     shuffle_seed: int = 0
+    options: StorageOptions | None = None
 
     @cached_property
     def root(self) -> str:
@@ -84,12 +90,24 @@ class Source:
             ConfigError: if a place is not there.
         """
         with naming(self):
-            return find_root(self.path, self.kind)
+            return find_root(self.path, self.kind, self.options)
 
     @property
     def media_folder(self) -> str:
         """The folder that media paths are relative to."""
         return self.media_root or self.root
+
+
+def check_max_units(source: Source) -> None:
+    """Refuse a cap that leaves nothing.
+
+    Raises:
+        ConfigError: naming the dataset.
+    """
+    if source.max_units is not None and source.max_units < 1:
+        raise ConfigError(
+            f"dataset {source.name!r}: num_used_data={source.max_units} must be at least 1; leave it out to take all"
+        )
 
 
 @contextmanager
@@ -150,7 +168,7 @@ class Slice:
     """
 
     number: int
-    pieces: tuple[RowGroups, ...] | tuple[Lines, ...]
+    pieces: tuple[RowGroups | Lines, ...]
 
     @property
     def num_rows(self) -> int:
@@ -360,4 +378,4 @@ def list_files(source: Source) -> list[str]:
     """
     root = source.root
     with naming(source):
-        return find_files(source.path, source.kind, root)
+        return find_files(source.path, source.kind, root, source.options)

@@ -22,12 +22,12 @@ from bagel_wds.conversations import (
     named_media,
     read_turns,
     repair_placeholders,
-    replace_values,
 )
 from bagel_wds.errors import BadSample, Reason
-from bagel_wds.sources.columns import is_image, is_list_of, is_text, is_text_or_null
-from bagel_wds.sources.layout import ColumnRule, ParquetLayout, our_names
-from bagel_wds.sources.media import find_media_root, read_medium
+from bagel_wds.sources.columns import is_list_of, is_text
+from bagel_wds.sources.layout import ColumnRule, ParquetLayout
+from bagel_wds.sources.media import find_media_root
+from bagel_wds.sources.named_media import MEDIA_RULE, take_media, with_our_names
 from bagel_wds.sources.rows import ParsedRow, Placeholders
 
 if TYPE_CHECKING:
@@ -54,29 +54,14 @@ def parse_row(row: Mapping[str, Any], source: Source, media_root: MediaRoot) -> 
         BadSample: for a conversation that cannot be trained on, a medium that cannot be used, or tags that do not
             match the media under the source's policy.
     """
-    fields = _with_our_names(row, source.columns)
+    fields = with_our_names(row, source.columns)
     turns = read_turns(fields)
-    check_answers(turns)
+    if source.check_texts:
+        check_answers(turns)
     named = _choose_media(fields)
-    read = [read_medium(medium, source, media_root) for medium in named]
-    left = {medium.place: rest for medium, (_, rest) in zip(named, read, strict=True) if rest != medium.value}
-    if left:
-        fields = replace_values(fields, left)
-    media = tuple(medium for medium, _ in read)
+    fields, media = take_media(fields, named, source, media_root)
     fields, repaired = _match_tags(fields, turns, [medium.is_clip for medium in media], source.placeholders)
     return ParsedRow(fields, media, repaired)
-
-
-def _with_our_names(row: Mapping[str, Any], given: Mapping[str, str]) -> Mapping[str, Any]:
-    if not given:
-        return row
-    fields = dict(zip(our_names(list(row), given), row.values(), strict=True))
-    if len(fields) < len(row):
-        raise BadSample(
-            Reason.ROW_INVALID,
-            f"two fields have one name where columns are given for {', '.join(given)}; the row has {', '.join(row)}",
-        )
-    return fields
 
 
 def _choose_media(fields: Mapping[str, Any]) -> list[NamedMedium]:
@@ -119,23 +104,10 @@ def _accepts_turns(kind: pa.DataType) -> bool:
     return is_text(kind) or is_list_of(kind, types.is_struct)
 
 
-def _accepts_media(kind: pa.DataType) -> bool:
-    return is_list_of(kind, _accepts_medium) or _accepts_medium(kind)
-
-
-def _accepts_medium(kind: pa.DataType) -> bool:
-    return is_text_or_null(kind) or is_image(kind)
-
-
 _TURNS = ColumnRule(_accepts_turns, "a string of JSON, or a list of structs: the turns")
-_MEDIA = ColumnRule(
-    _accepts_media,
-    "a string (a path), binary, or struct<bytes: binary, path: string>, or a list of these",
-    is_media=True,
-)
 
 LAYOUT = ParquetLayout(
-    columns={"conversations": _TURNS, "messages": _TURNS, **dict.fromkeys(MEDIA_FIELDS, _MEDIA)},
+    columns={"conversations": _TURNS, "messages": _TURNS, **dict.fromkeys(MEDIA_FIELDS, MEDIA_RULE)},
     required=(("conversations", "messages"),),
     parse=_parse_parquet_row,
 )

@@ -1,4 +1,7 @@
-"""A row of a source as the members of a tar: its JSON first, then its media with their original bytes."""
+"""A row of a source as the members of a tar: its JSON first, then its media with their original bytes.
+
+A conversion writes them; a run from raw files gives them on as a reader of the tar would.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
     from bagel_wds.images import ImageHeader
     from bagel_wds.schema import SampleKind
-    from bagel_wds.sources import Medium, SourceSample
+    from bagel_wds.sources.rows import Medium, SourceSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,193 @@
+"""Paths, row groups and rows that upstream's classes read, or leave out and say so."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from golden_data import tokenizer
+from shard_factory import SPECIAL_TOKENS
+from source_factory import encode_image, write_edit, write_jsonl
+
+from bagel_wds import (
+    BagelDatasetConfig,
+    ConfigError,
+    ImageTransform,
+    ParquetStandardIterableDataset,
+    SftJSONLIterableDataset,
+    UnifiedEditIterableDataset,
+)
+from bagel_wds.upstream.interleave import ParquetRow, parquet_rows, read_row_group
+from bagel_wds.upstream.registry import class_arguments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VAE, VIT = ImageTransform(64, 32, 16), ImageTransform(56, 28, 14)
+
+
+class Numbers(ParquetStandardIterableDataset):
+    """Gives the instruction of a row."""
+
+    def parse_row(self, row: Any) -> dict[str, Any]:
+        return {"said": row["instruction_list"][0][0]}
+
+
+def write_files(folder: Path, files: int = 2) -> list[str]:
+    """Edit files with two row groups of two rows; row n says n."""
+    for file in range(files):
+        rows: list[Any] = [
+            ([encode_image((8, 8), i) for i in range(2)], [[str(4 * file + row)]]) for row in range(4)
+        ]
+        write_edit(folder / f"{file}.parquet", rows)
+    return [str(folder / f"{file}.parquet") for file in range(files)]
+
+
+def numbers(folder: Path, info: dict[str, Any] | None, **more: Any) -> Numbers:
+    return Numbers("d", VAE, tokenizer(), VIT, [str(folder)], [None], info, **more)
+
+
+def test_files_that_parquet_info_does_not_name_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = write_files(tmp_path)
+
+    dataset = numbers(tmp_path, {first: {"num_row_groups": 1}})
+
+    assert dataset.data_paths == [(first, 0)]
+    assert f"1 files are left out, since parquet_info does not name them, such as {second}" in caplog.text
+    with pytest.raises(ConfigError, match="parquet_info names none of the 2 files"):
+        numbers(tmp_path, {"elsewhere.parquet": {"num_row_groups": 1}})
+
+
+def test_row_groups_are_counted_where_there_is_no_parquet_info(tmp_path: Path) -> None:
+    first, second = write_files(tmp_path)
+
+    dataset = numbers(tmp_path, None)
+
+    assert sorted(dataset.data_paths or ()) == [(first, 0), (first, 1), (second, 0), (second, 1)]
+    said = [sample["said"] for sample in islice(iter(dataset), 8)]
+    assert sorted(said, key=int) == [str(number) for number in range(8)]
+
+
+def test_row_group_that_cannot_be_read_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    [first] = write_files(tmp_path, 1)
+    # The list promises a third row group; where it is met, the next one begins at its start.
+    dataset = numbers(tmp_path, {first: {"num_row_groups": 3}}, data_status=None)
+    dataset.data_paths_per_rank = [(first, 2), (first, 0), (first, 1)]
+    dataset.set_data_status([[0, 0]])
+
+    with caplog.at_level(logging.WARNING):
+        said = [sample["said"] for sample in islice(iter(dataset), 8)]
+
+    assert said == ["0", "1", "2", "3"] * 2
+    assert "there is no row group 2, it has 2" in caplog.text
+    assert dataset.num_dropped == 2
+
+
+def test_rows_are_those_of_pandas(tmp_path: Path) -> None:
+    [first] = write_files(tmp_path, 1)
+    table = read_row_group(first, 1)
+
+    [(number, row), (following, other)] = parquet_rows(table)
+
+    assert (number, following) == (0, 1)
+    assert row["instruction_list"].tolist()[0].tolist() == ["2"]
+    assert row.image_list[0] == encode_image((8, 8), 0)
+    assert other.to_dict().keys() == {"image_list", "instruction_list"}
+    assert (other.name, len(other), "image_list" in other) == (1, 2, True)
+    if isinstance(row, ParquetRow):
+        with pytest.raises(AttributeError, match="no column 'colour'; it has image_list"):
+            _ = row.colour
+
+
+def test_subclass_of_ours_may_change_a_part(tmp_path: Path) -> None:
+    class Polite(UnifiedEditIterableDataset):
+        """Asks kindly."""
+
+        def _add_text(
+            self, data: dict[str, Any], text: str, need_loss: bool, enable_cfg: bool = True
+        ) -> dict[str, Any]:
+            return super()._add_text(data, f"please, {text}", need_loss, enable_cfg)
+
+    write_files(tmp_path)
+    dataset = Polite("d", VAE, tokenizer(), VIT, [str(tmp_path)], [None], None)
+
+    sample = next(iter(dataset))
+
+    assert str(tokenizer().decode(sample["text_ids_list"][0])).startswith("please, ")
+    assert sample["data_indexes"]["data_indexes"] == [0, 0]
+
+
+def test_paths_of_an_info_file_are_looked_for_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path / "data" / "seed", 1)
+    (tmp_path / "list.json").write_text(json.dumps({"seed/0.parquet": {"num_row_groups": 2}}))
+    info = {"unified_edit": {"seed": {"data_dir": "data/seed", "parquet_info_path": "list.json"}}}
+    entry = {
+        "dataset_names": ["seed"],
+        "image_transform_args": {"max_image_size": 64, "min_image_size": 32, "image_stride": 16},
+        "weight": 1,
+        "num_used_data": [1],
+        "frame_sampler_args": {"max_num_frames": 4, "min_num_frames": 2},
+    }
+    monkeypatch.chdir(tmp_path.parent)
+
+    arguments = class_arguments("unified_edit", entry, info, str(tmp_path))
+
+    assert arguments["data_dir_list"] == [str(tmp_path / "data/seed")]
+    assert arguments["parquet_info"][str(tmp_path / "data/seed/0.parquet")] == {"num_row_groups": 2}
+    assert (arguments["transform"].stride, arguments["frame_sampler"].max_num_frames) == (16, 4)
+    assert arguments["num_used_data"] == [1]
+    assert {"weight", "dataset_names"}.isdisjoint(arguments)
+    with pytest.raises(ConfigError, match=r"group 'unified_edit': image_transform_args: .*colour"):
+        class_arguments("unified_edit", {**entry, "image_transform_args": {"colour": 1}}, info, str(tmp_path))
+
+
+def test_lines_are_chosen_by_their_own_seed(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"id": number} for number in range(20)])
+
+    def chosen(**more: Any) -> list[int]:
+        dataset = SftJSONLIterableDataset(
+            "d", VIT, tokenizer(), lambda _: [], [str(tmp_path / "a.jsonl")], [str(tmp_path)], [5], **more
+        )
+        return sorted(json.loads(line)["id"] for line, _ in dataset.data_paths or ())
+
+    assert chosen() == [0, 1, 2, 3, 4]
+    assert chosen(shuffle_lines=True, shuffle_seed=1) not in (
+        [0, 1, 2, 3, 4],
+        chosen(shuffle_lines=True, shuffle_seed=2),
+    )
+    with pytest.raises(ConfigError, match=r"gone\.jsonl: cannot be read"):
+        SftJSONLIterableDataset(
+            "d", VIT, tokenizer(), lambda _: [], [str(tmp_path / "gone.jsonl")], [""], [1]
+        )
+
+
+@pytest.mark.parametrize("more", [{}, {"columns": {"image_list": "image_list"}}])
+def test_raw_group_that_upstream_could_not_read_is_read_in_our_order(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """Deeper folders, named columns: the default way, under the same fidelity."""
+    write_files(tmp_path / "deep" / "er")
+    group = {
+        "dataset_names": ["seed"],
+        "image_transform_args": {"max_image_size": 64, "min_image_size": 32, "image_stride": 16},
+        "vit_image_transform_args": {"max_image_size": 56, "min_image_size": 28, "image_stride": 14},
+    }
+    info = {"unified_edit": {"seed": {"data_dir": str(tmp_path / "deep"), **more}}}
+    config = BagelDatasetConfig(
+        grouped_datasets={"unified_edit": group}, dataset_info=info, fidelity="upstream",
+        expected_num_tokens=100, max_num_tokens=150,
+    )  # fmt: skip
+
+    dataset = config.build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, 1)
+
+    assert dataset.class_datasets == {}
+    assert next(iter(dataset))["batch_data_indexes"][0]["dataset_name"] == "unified_edit"
