@@ -108,6 +108,7 @@ def test_c26_bytes_are_those_of_the_source_whatever_is_looked_at(tmp_path: Path)
         assert sorted(written) == sorted(originals)
 
 
+@pytest.mark.slow
 def test_c28_a_small_file_that_decodes_to_gigabytes_is_converted_in_bounded_memory(tmp_path: Path) -> None:
     # 600 rows of 2 images of 2 MiB, valid PNGs with constant bytes behind their end, in one row group.
     image = encode_image((8, 8))

@@ -172,6 +172,7 @@ def is_at(middle: tuple[float, float], place: str) -> bool:
 # --- reproducible
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path: Path) -> None:
     sizes = {"t2i_rows": 5, "vlm_rows": 9, "edit_rows": 5}
     one, two, other = (

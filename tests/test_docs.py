@@ -41,6 +41,7 @@ def run(language: str, block: str, folder: Path, more: Mapping[str, str] = Mappi
     return done.stdout
 
 
+@pytest.mark.slow
 def test_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     draw_corpus(tmp_path / "demo-data" / "sources")
     for name in ("tests", "configs"):

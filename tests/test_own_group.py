@@ -99,6 +99,7 @@ def test_the_pages_example_runs_as_it_stands_with_workers(tmp_path: Path) -> Non
     assert answers >= 8 * (patches // (2 * 16 * 27))
 
 
+@pytest.mark.slow
 def test_a_worker_plans_by_a_recipe_that_only_its_parent_has_registered(own_names: None, pages: str) -> None:
     register_planner("boxes", plan_boxes)
     alone = iter(build("boxes", pages))

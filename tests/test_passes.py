@@ -171,7 +171,7 @@ def test_finite_pass_resumes_where_it_was(info: dict[str, Any]) -> None:
         assert samples(first) + samples(other) == samples(batches)
 
 
-@pytest.mark.parametrize("remainder", ["pad", "drop", "repeat"])
+@pytest.mark.parametrize("remainder", ["pad", "drop", pytest.param("repeat", marks=pytest.mark.slow)])
 def test_pass_cut_in_the_middle_of_a_round_ends_where_the_unbroken_one_does(
     info: dict[str, Any], remainder: str
 ) -> None:

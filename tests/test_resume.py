@@ -87,7 +87,13 @@ def on_ranks(
     return [batches[step] for step in range(steps) for batches in taken], merged
 
 
-@pytest.mark.parametrize("more", [{}, {"packing": "best_fit", "look_ahead": 7}], ids=["greedy", "best_fit"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="greedy"),
+        pytest.param({"packing": "best_fit", "look_ahead": 7}, id="best_fit", marks=pytest.mark.slow),
+    ],
+)
 def test_cut_after_every_batch_goes_on_as_the_unbroken_run(
     info: dict[str, Any], more: dict[str, Any]
 ) -> None:
@@ -200,7 +206,7 @@ def test_stateful_dataloader_restores_with_the_same_workers(info: dict[str, Any]
     assert got + [digest(batch.to_dict()) for batch in islice(other, 7)] == unbroken
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_run_can_be_cut_anywhere(info: dict[str, Any], data: st.DataObject) -> None:
     streams = data.draw(st.sampled_from([1, 2, 3, 4, 6]), "streams")
