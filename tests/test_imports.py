@@ -139,6 +139,10 @@ HEAVY = [
         ("from bagel_wds import BagelDatasetConfig; BagelDatasetConfig()", {"numpy"}),
         ("import bagel_wds.reader, bagel_wds.shards, bagel_wds.sources", {"numpy", "pyarrow", "PIL"}),
         ("from bagel_wds import add_special_tokens", {"numpy"}),
+        (
+            "from bagel_wds import PackedDataset",
+            {"torch", "webdataset", "pyarrow", "numpy", "PIL", "pydantic", "yaml"},
+        ),
     ],
 )
 def test_an_import_loads_no_more_than_it_needs(tmp_path: Path, statement: str, may_load: set[str]) -> None:

@@ -12,7 +12,6 @@ from bagel_wds.config import FrameConfig, GroupConfig, TransformConfig
 from bagel_wds.errors import ConfigError
 from bagel_wds.parquet_info import COUNT, read_parquet_info
 from bagel_wds.raw_info import find_place
-from bagel_wds.transforms import ImageTransform
 from bagel_wds.upstream.frame_sampler import FrameSampler
 from bagel_wds.upstream.interleave import UnifiedEditIterableDataset
 from bagel_wds.upstream.t2i import T2IIterableDataset
@@ -176,6 +175,9 @@ def class_arguments(
     Raises:
         ConfigError: naming the group, the dataset and what is missing.
     """
+    # torchvision takes 1 s to import, which a worker that reads our groups alone need not pay.
+    from bagel_wds.transforms import ImageTransform  # noqa: PLC0415
+
     arguments = {key: value for key, value in entry.items() if key not in _OURS}
     for setting, argument, kind in (
         ("frame_sampler_args", "frame_sampler", FrameSampler),
