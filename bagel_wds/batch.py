@@ -59,7 +59,7 @@ class SimpleCustomBatch:
         batch: a list with the one dict that the dataset gave.
 
     Attributes:
-        state: where the batch's stream is after it; None where there is no bookmark (`fidelity="upstream"`).
+        state: where the batch's stream is after it; None where a stage keeps no bookmark.
         is_padding: a batch without any loss, at the end of a finite pass.
         use_flex: whether attention comes as `split_lens` and `attn_modes` instead of `nested_attention_masks`.
     """

@@ -97,7 +97,26 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 def test_divergence_table_names_tests_that_exist() -> None:
-    named = set(re.findall(r"`(test_\w+\.py)`", (ROOT / "docs/divergence.md").read_text()))
+    page = (ROOT / "docs/divergence.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:peer/)?test_\w+\.py)`(?:: ([\w ]+))?", page)
+    tables = [
+        re.split(r" \|\n\| ", table)
+        for table in re.findall(r"^\| .+ \|$(?:\n\| .+ \|$)+", page, re.MULTILINE)
+    ]
+    rows = [row for table in tables for row in table[2:]]
 
-    assert len(named) > 5
-    assert [name for name in named if not (ROOT / "tests" / name).exists()] == []
+    assert len(rows) > 60
+    assert [row for table in tables for row in table if row.count(" | ") != table[0].count(" | ")] == []
+    # Each row is held by a test.
+    assert [row for row in rows if not re.search(r"`[\w/]+\.py`: ", row.rpartition(" | ")[2])] == []
+    assert [file for file, _ in named if not (ROOT / "tests" / file).exists()] == []
+    # The words behind a file are of the name of one of its tests.
+    assert [
+        f"{file}: {words}"
+        for file, words in named
+        if not re.search(
+            rf"^def test_\w*{words.strip().replace(' ', '_')}",
+            (ROOT / "tests" / file).read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    ] == []
