@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from bagel_wds.batch import SimpleCustomBatch, bagel_packed_collate_fn, collate_wrapper
     from bagel_wds.config import BagelDatasetConfig, DataConfig
     from bagel_wds.datasets import PackedDataset, make_bagel_multimodal_dataset
-    from bagel_wds.errors import BadSample, ConfigError, NoUsableSampleError, Reason, ShardError, Tally
+    from bagel_wds.errors import (
+        BadSample,
+        ConfigError,
+        NoUsableSampleError,
+        PlannerError,
+        Reason,
+        ShardError,
+        Tally,
+    )
     from bagel_wds.images import pil_img2rgb
     from bagel_wds.layout import len2weight
     from bagel_wds.loader import CheckpointState, PackedLoader, gather_state
@@ -49,7 +57,15 @@ _HOMES = {
     "batch": ("SimpleCustomBatch", "bagel_packed_collate_fn", "collate_wrapper"),
     "config": ("BagelDatasetConfig", "DataConfig"),
     "datasets": ("PackedDataset", "make_bagel_multimodal_dataset"),
-    "errors": ("BadSample", "ConfigError", "NoUsableSampleError", "Reason", "ShardError", "Tally"),
+    "errors": (
+        "BadSample",
+        "ConfigError",
+        "NoUsableSampleError",
+        "PlannerError",
+        "Reason",
+        "ShardError",
+        "Tally",
+    ),
     "images": ("pil_img2rgb",),
     "loader": ("CheckpointState", "PackedLoader", "gather_state"),
     "ranks": ("find_rank",),
@@ -91,6 +107,7 @@ __all__ = [
     "PackedDataset",
     "PackedLoader",
     "ParquetStandardIterableDataset",
+    "PlannerError",
     "Reason",
     "SftJSONLIterableDataset",
     "ShardError",

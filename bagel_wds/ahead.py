@@ -47,7 +47,7 @@ def look_ahead(
 ) -> Iterator[Result]:
     """What some work gives for each item, in the order of the items; several are worked on in threads.
 
-    At the end, and when it is given up, it waits for what is under way; not at Ctrl-C.
+    At the end, and when it is given up, it waits for what is under way; not at a Ctrl-C that meets it waiting for a result.
 
     Args:
         work: done once for each item; what it raises is raised in its turn.

@@ -7,7 +7,7 @@ pictures the places.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from bagel_wds.records import Kind, SamplePlan, SampleRef, Segment, View
 from bagel_wds.state import GroupState, StreamState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from bagel_wds.bookmark import GroupBook
     from bagel_wds.packer import UpstreamPacker
@@ -34,8 +34,8 @@ class Rows(Protocol):
     def position(self) -> Any:
         """Of the last row that gave a plan; None at the start."""
 
-    def media(self, position: Any) -> Media:
-        """The encoded pictures of a row."""
+    def media(self, positions: Iterable[Any]) -> Mapping[Any, Media]:
+        """The encoded pictures of some rows, by position."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class CallOrderBook:
 
     Attributes:
         start: the state that the stream went on from.
+        num_workers: of the DataLoader; only as many can go on.
         draws: of the stream.
         groups: where each group in shards is.
         rows: the groups in raw files.
@@ -51,25 +52,31 @@ class CallOrderBook:
     """
 
     start: StreamState
+    num_workers: int
     draws: CallOrderDraws
     groups: Mapping[str, GroupBook]
     rows: Mapping[str, Rows]
     fetch: Callable[[str, SampleRef], Media]
+    _written: dict[int, tuple[SamplePlan, dict[str, Any]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def restore(self, packer: UpstreamPacker) -> None:
         """Give the packer what waited, and the generators what they had.
 
         Raises:
-            ConfigError: if the state is broken.
+            ConfigError: if the state is broken, or speaks of rows that are not there, or cannot be used, any more.
+            ShardError: if it speaks of such samples in shards.
         """
         saved = self.start.call_order
         if saved is None:
             return
         try:
-            packer.buffer.extend(self._plan_of(entry) for entry in saved["buffer"])
+            waiting = [plan_from_json(entry) for entry in saved["buffer"]]
             restore_generators(self.draws, saved["generators"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise ConfigError(f"the state of stream {self.start.stream} is broken: {error!r}") from error
+        packer.buffer.extend(self._with_media(waiting))
 
     def snapshot(self, packer: UpstreamPacker) -> StreamState:
         """The state after the pack that was just closed. A sample of a user's class that waits is left out."""
@@ -77,21 +84,51 @@ class CallOrderBook:
             stream=self.start.stream,
             groups={name: GroupState(cursor=book.cursor) for name, book in self.groups.items()},
             call_order={
+                "num_workers": self.num_workers,
                 "generators": generators_of(self.draws),
                 "positions": {name: _plain(rows.position) for name, rows in self.rows.items()},
-                "buffer": [
-                    plan_to_json(plan)
-                    for plan in packer.buffer
-                    if plan.group in self.rows or plan.group in self.groups
-                ],
+                "buffer": self._write(packer.buffer),
             },
         )
 
-    def _plan_of(self, entry: Mapping[str, Any]) -> SamplePlan:
-        plan = plan_from_json(entry)
-        if plan.ref is not None:
-            return replace(plan, media=self.fetch(plan.group, plan.ref))
-        return replace(plan, media=self.rows[plan.group].media(entry["indexes"]))
+    def _write(self, waiting: Iterable[SamplePlan]) -> list[dict[str, Any]]:
+        """The plans as JSON values; those that waited before are not written again."""
+        known = [plan for plan in waiting if plan.group in self.rows or plan.group in self.groups]
+        # A plan is kept beside what is written of it, so that its id stays its own.
+        written = {id(plan): self._written.get(id(plan)) or (plan, plan_to_json(plan)) for plan in known}
+        self._written.clear()
+        self._written.update(written)
+        return [entry for _, entry in written.values()]
+
+    def _with_media(self, plans: Sequence[SamplePlan]) -> list[SamplePlan]:
+        """The plans with their pictures, as they are in the files now."""
+        in_files = {
+            name: rows.media(plan.indexes for plan in plans if plan.group == name)
+            for name, rows in self.rows.items()
+        }
+        found = []
+        for plan in plans:
+            if plan.group in in_files:
+                media = in_files[plan.group][plan.indexes]
+            elif plan.group in self.groups and plan.ref is not None:
+                media = self.fetch(plan.group, plan.ref)
+            else:
+                raise ConfigError(
+                    f"the state of stream {self.start.stream} is broken: it has sample {plan.key!r} of group {plan.group!r}, and "
+                    "does not say where it lies"
+                )
+            missing = [
+                view
+                for view in plan.views
+                if view.medium >= len(media) or view.frame >= len(media[view.medium])
+            ]
+            if missing:
+                raise ConfigError(
+                    f"group {plan.group!r}: the state speaks of picture {missing[0].frame} of medium {missing[0].medium} of "
+                    f"sample {plan.key!r}, which is not there; have its files changed?"
+                )
+            found.append(replace(plan, media=media))
+        return found
 
 
 def generators_of(draws: CallOrderDraws) -> dict[str, Any]:
@@ -125,15 +162,8 @@ def _unpacked(text: str) -> Any:
     return np.frombuffer(base64.b64decode(text), "<u4").astype(np.uint32)
 
 
-_SEGMENT = (
-    "num_tokens", "loss", "enable_cfg", "view", "special_token_loss", "special_token_label", "split_start", "split_end",
-    "frame_delta",
-)  # fmt: skip
-"""Of a segment that is not settled, beside its kind and its ids."""
-
-
 def plan_to_json(plan: SamplePlan) -> dict[str, Any]:
-    """A plan that is not settled, without its pictures, as JSON values."""
+    """A plan without its pictures, as JSON values; of a segment what is not as a segment has it by default."""
     ref = plan.ref
     return {
         "key": plan.key,
@@ -144,7 +174,11 @@ def plan_to_json(plan: SamplePlan) -> dict[str, Any]:
         "ref": None if ref is None else [ref.shard, ref.offset, ref.length, ref.epoch],
         "views": [[view.medium, view.frame, str(view.kind), *view.size_hw] for view in plan.views],
         "segments": [
-            [str(segment.kind), list(segment.token_ids), *(getattr(segment, name) for name in _SEGMENT)]
+            {
+                own.name: _plain(value)
+                for own in fields(Segment)
+                if (value := getattr(segment, own.name)) != own.default
+            }
             for segment in plan.segments
         ],
     }
@@ -157,8 +191,10 @@ def plan_from_json(entry: Mapping[str, Any]) -> SamplePlan:
         key=entry["key"],
         group=entry["group"],
         segments=tuple(
-            Segment(Kind(kind), token_ids=tuple(ids), **dict(zip(_SEGMENT, values, strict=True)))
-            for kind, ids, *values in entry["segments"]
+            Segment(
+                **{**segment, "kind": Kind(segment["kind"]), "token_ids": tuple(segment.get("token_ids", ()))}
+            )
+            for segment in entry["segments"]
         ),
         views=tuple(
             View(medium, frame, Kind(kind), (height, width))
@@ -167,10 +203,12 @@ def plan_from_json(entry: Mapping[str, Any]) -> SamplePlan:
         media=(),
         estimate=entry["estimate"],
         ref=None if entry["ref"] is None else SampleRef(*entry["ref"]),
-        indexes=tuple(indexes) if isinstance(indexes, list) else indexes,
+        indexes=tuple(map(int, indexes)) if isinstance(indexes, list) else int(indexes),
         url=entry["url"],
     )
 
 
-def _plain(position: Any) -> Any:
-    return list(position) if isinstance(position, tuple) else position
+def _plain(value: Any) -> Any:
+    if isinstance(value, Kind):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

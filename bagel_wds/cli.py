@@ -198,6 +198,9 @@ def _print_holding(holding: Holding, contents: Contents) -> None:
 
 def _lines(holding: Holding, contents: Contents) -> Iterable[tuple[str, str]]:
     """The rows of what is printed of a dataset: (label, value)."""
+    if holding.raw is not None:
+        yield "raw files", f"{holding.raw}; `bagel-wds check` looks into them"
+        return
     counts = None if holding.manifest is None else holding.manifest.counts
     known = [shard.samples for shard in holding.shards if shard.samples is not None]
     total = sum(known) if len(known) == len(holding.shards) else None

@@ -200,6 +200,7 @@ def parse_groups(mixture: Mapping[str, object]) -> dict[str, GroupConfig]:
 def _parse_group(name: str, entry: object) -> GroupConfig:
     if isinstance(entry, GroupConfig) and entry.recipe:
         return entry
+    _refuse_booleans(name, entry)
     group = validate(GroupConfig, entry, f"group {name!r}")
     recipe = group.recipe or BUILT_IN_RECIPES.get(name)
     if recipe is None:
@@ -222,6 +223,15 @@ def _parse_group(name: str, entry: object) -> GroupConfig:
     return GroupConfig(
         **{f.name: getattr(group, f.name) for f in fields(group) if f.name != "recipe"}, recipe=recipe
     )
+
+
+def _refuse_booleans(name: str, entry: object) -> None:
+    """Refuse true and false where a number belongs: the check of types would take them for 1 and 0."""
+    for key in ("weight", "num_used_data", "shuffle_seed"):
+        value = entry.get(key) if isinstance(entry, Mapping) else getattr(entry, key, None)
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, bool):
+                raise ConfigError(f"group {name!r}: {key}={value!r} has {number!r} where a number belongs")
 
 
 _FRAME_SAMPLE = re.compile(r"rand|middle|fps(?=.*[1-9])\d+(\.\d+)?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import replace
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -25,7 +26,7 @@ from bagel_wds.rng import CallOrderDraws, KeyedDraws, upstream_iter_seed
 from bagel_wds.shards import count_samples
 from bagel_wds.skips import check_together
 from bagel_wds.state import ALLOWED, LoaderState, StreamState, batches_of, changes, stats_of
-from bagel_wds.streams import check_split, streams_of
+from bagel_wds.streams import check_split, streams_of, worker_of
 from bagel_wds.tokens import check_tokenizer, control_ids
 from bagel_wds.upstream import registry, sequence
 from bagel_wds.upstream.draws import OwnGenerators
@@ -142,7 +143,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             num_workers,
             num_streams,
             ""
-            if config.num_streams
+            if config.num_streams or config.fidelity == Fidelity.UPSTREAM
             else " (set num_streams to the largest ranks times workers you will ever want)",
             ", ".join(
                 f"{name} ({count_samples(shards[name])} samples in {len(shards[name])} shards)"
@@ -161,6 +162,16 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
     def class_datasets(self) -> dict[str, Any]:
         """The datasets of the groups that classes read, by group: a user's classes; and of raw files, upstream's, under its fidelity."""
         return dict(self._classes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All of it; for a process that is being started, without what other ranks read of raw files."""
+        state = dict(vars(self))
+        if get_spawning_popen() is not None:
+            state["_classes"] = {
+                name: dataset.of_this_rank() if type(dataset) in registry.RECIPE_OF_CLASS else dataset
+                for name, dataset in self._classes.items()
+            }
+        return state
 
     def set_epoch(self, seed: int) -> None:
         """Order the shards by another seed than the settings' `data_seed`; call it before iteration.
@@ -302,7 +313,9 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         if found:
             raise ConfigError("this state is of another run: " + "; ".join(found))
         check_split(run.num_streams, self.world_size, self.num_workers)
-        own = [name for name, dataset in self._classes.items() if type(dataset) not in registry.RECIPES]
+        own = [
+            name for name, dataset in self._classes.items() if type(dataset) not in registry.RECIPE_OF_CLASS
+        ]
         if own and state.streams:
             logger.warning(
                 "a state says nothing of what a user's class has given: group %s starts anew", ", ".join(own)
@@ -404,7 +417,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             )
         start = self._state_of(hosted[0])
         # Behind a resume another worker may host the stream; it goes on as the one that began it.
-        worker = start.stream // self.world_size
+        worker = worker_of(start.stream, self.world_size)
         saved = start.call_order or {}
         if saved and saved.get("num_workers") != num_workers:
             raise ConfigError(
@@ -425,7 +438,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         rows: dict[str, PlannedRows] = {}
         ready: dict[str, Iterator[SamplePlan]] = {}
         for name, dataset in self._classes.items():
-            if type(dataset) in registry.RECIPES:
+            if type(dataset) in registry.RECIPE_OF_CLASS:
                 position = saved.get("positions", {}).get(name)
                 rows[name] = PlannedRows(
                     dataset, name, self._run.config, self.tokenizer, draws, tally,
@@ -433,9 +446,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
                 )  # fmt: skip
             else:
                 ready[name] = ready_plans(dataset, name, self._run.config, generators, tally)
-        for batch in upstream_pipeline(self._run, start, worker, draws, tally, rows, ready):
-            state = batch.state
-            batch.state = replace(state, call_order={**state.call_order, "num_workers": num_workers})
+        for batch in upstream_pipeline(self._run, start, worker, num_workers, draws, tally, rows, ready):
             self._latest[start.stream] = batch.state
             yield batch
 

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bagel_wds.errors import BadSample, NoUsableSampleError, Tally
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bagel_wds.records import SampleRef
 
 logger = logging.getLogger(__name__)
 
 LEAST_IN_A_ROW = 1000
 """A shuffle buffer holds a small group many times over, so that one bad sample may come a few times in a row."""
+
+
+def check_some_packed(stats: Mapping[str, Any]) -> None:
+    """Refuse a finite pass that is over and gave nothing, since all that was read was dropped.
+
+    Args:
+        stats: of the whole pass, see `stats_of`.
+
+    Raises:
+        NoUsableSampleError: naming groups and reasons.
+    """
+    groups = {name: group["dropped"] for name, group in stats["groups"].items() if group["dropped"]}
+    if groups and not any(group["packed"] for group in stats["groups"].values()):
+        told = "; ".join(
+            f"group {name!r}: " + ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+            for name, dropped in groups.items()
+        )
+        raise NoUsableSampleError(
+            f"no usable sample in the whole pass; dropped were, of {told}; the log names some of them"
+        )
 
 
 class Drops:
@@ -62,6 +84,7 @@ class Drops:
                 f"{reason} {count}" for reason, count in self._tally.drops(self._group).items()
             )
             raise NoUsableSampleError(
-                f"group {self._group!r}: no usable sample in a whole epoch; dropped so far: {reasons}; the last was "
+                f"group {self._group!r}: no usable sample in a whole epoch, nor in the last {self._in_a_row} that were "
+                f"read; dropped so far: {reasons}; the last was "
                 f"{key}: {bad.detail}"
             )

@@ -68,7 +68,8 @@ class Reason(StrEnum):
     """Over all turns, the k-th `<image>` or `<video>` does not stand for medium k, or one is left over; an item shows a
     medium that is not there, or none shows one that is."""
     ITEMS_INVALID = "items_invalid"
-    """The items of an interleaved row are no list of texts, images and videos, or one has a key or a value that it cannot."""
+    """The items of an interleaved row are no list of texts, images and videos, are over 10 000, or one has a key or a
+    value that it cannot."""
     TOO_FEW_IMAGES = "too_few_images"
     """An edit row with fewer than two images."""
     INSTRUCTION_MISSING = "instruction_missing"
@@ -82,7 +83,8 @@ class Reason(StrEnum):
     EMPTY_TEXT = "empty_text"
     """A conversation without any answer, captions that are null or blank, or a blank text with loss."""
     NO_LOSS = "no_loss"
-    """An interleaved row of which no item has loss: there is nothing to learn from it."""
+    """An interleaved row of which no item has loss, or a plan of a recipe of one's own of which no segment has: there is
+    nothing to learn from it."""
     TRANSFORM_MISSING = "transform_missing"
     """The row shows a picture to the ViT, or to the VAE, and its group's settings have no transform for that."""
     NO_TOKENS = "no_tokens"

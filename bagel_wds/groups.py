@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
@@ -63,15 +64,26 @@ def groups_of(config: BagelDatasetConfig) -> dict[str, GroupConfig]:
     for name, group in groups.items():
         if not isinstance(group, OwnGroup) and group.recipe not in BUILT_IN:
             groups[name] = _with_planner(name, group)
-        if mixture[name] is group:
-            continue
-        check_tables(config, name, group)
         if group.weight == 0 and not group.is_mandatory and config.fidelity == Fidelity.CORRECTED:
             raise ConfigError(
                 f"group {name!r} has weight 0 and is not mandatory, so none of its samples would come; give it a weight or "
                 "take it out of the mixture"
             )
+        if mixture[name] is group:
+            continue
+        check_tables(config, name, group)
+        if config.fidelity == Fidelity.CORRECTED:
+            _check_named_once(name, group)
     return groups
+
+
+def _check_named_once(name: str, group: GroupConfig) -> None:
+    dataset, times = Counter(group.dataset_names).most_common(1)[0] if group.dataset_names else ("", 1)
+    if times > 1:
+        raise ConfigError(
+            f"group {name!r}: dataset_names has {dataset!r} {times} times, so that an epoch would give each of its samples "
+            "so often, each time with the same draws; name it once"
+        )
 
 
 def _with_planner(name: str, group: GroupConfig) -> OwnGroup:
@@ -191,7 +203,11 @@ def _shards_of(
     datasets = info.get(name)
     folder = storage.parent(config.dataset_info_path) if config.dataset_info_path else None
     if not isinstance(datasets, dict):
-        raise ConfigError(f"dataset_info has no group {name!r}; it has {', '.join(map(str, info)) or 'none'}")
+        close = difflib.get_close_matches(name, map(str, info), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(str, info)) or 'none'}"
+        if "format_version" in info and "shards" in info:
+            hint = f"it is a manifest: name it in a dataset info, {name}: {{NAME: {{shards: PATH}}}}"
+        raise ConfigError(f"dataset_info has no group {name!r}; {hint}")
     shards: list[Shard] = []
     for number, dataset in enumerate(group.dataset_names):
         entry = datasets.get(dataset)
@@ -258,6 +274,7 @@ def list_raw(
         max_units=None if group.num_used_data is None else group.num_used_data[number],
         check_texts=not upstream,
         verify=Verify.NONE if upstream else Verify.HEADER,
+        allow_outside=parsed.allow_outside or upstream,
         placeholders=parsed.placeholders or (Placeholders.UPSTREAM if upstream else Placeholders.STRICT),
     )
     try:

@@ -80,6 +80,9 @@ class MediumItem:
 
 Item = TextItem | MediumItem
 
+MAX_ITEMS = 10_000
+"""Of a row. With more it is broken or would not fit, and only planning it, for seconds, would tell."""
+
 
 def read_items(fields: Mapping[str, object]) -> list[Item]:
     """The items of a row: `items`, a list of objects or its JSON text.
@@ -113,6 +116,8 @@ def _find_items(fields: Mapping[str, object]) -> list[Any]:
         raise _invalid(
             f"`items` is {'an empty list' if items == [] else name_type(items)}, not a list of items"
         )
+    if len(items) > MAX_ITEMS:
+        raise _invalid(f"{len(items)} items; the most is {MAX_ITEMS}")
     return items
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from bagel_wds.batch import SimpleCustomBatch, collate_wrapper
 from bagel_wds.config import Transport
+from bagel_wds.drops import check_some_packed
 from bagel_wds.errors import ConfigError
 from bagel_wds.orphans import end_with_parent
 from bagel_wds.state import LoaderState, batches_of, merge_states, stats_of
@@ -168,6 +169,9 @@ class PackedLoader:
                 # What was dropped behind the last batch counts, too.
                 last = {batch.state.stream: batch.state for batch in offered if batch.state and stop}
                 self._newest = {**self._newest, **last}
+                if self._dataset.world_size == 1:
+                    # Of many ranks none knows what the others had.
+                    check_some_packed(self.stats)
                 return
             yield from offered
 

@@ -160,7 +160,8 @@ def materialize_pack(
     """
     memory = memory or PackMemory()
     every_view = _shown(pack)
-    shown = [(number, view) for number, view in every_view if not _ready(pack.plans[number], view)]
+    ready = [_ready(pack.plans[number], view) for number, view in every_view]
+    shown = [place for place, picture in zip(every_view, ready, strict=True) if not picture]
     if len(shown) < len(every_view):
         transport = Transport.FLOAT32
     levels, places = allot(
@@ -188,7 +189,8 @@ def materialize_pack(
         for kind in (Kind.VAE_IMAGE, Kind.VIT_IMAGE)
     )
     if transport is Transport.FLOAT32:
-        batch |= write_pixels(*_with_ready(pack, every_view, bads, vae, vit), rules.vit_patch, memory.batch)
+        pictures = (vae, vit) if len(shown) == len(every_view) else _merged(every_view, ready, bads, vae, vit)
+        batch |= write_pixels(*pictures, rules.vit_patch, memory.batch)
     ordered = {key: batch[key] for key in KEY_ORDER if key in batch}
     if transport is Transport.UINT8 and (vae or vit):
         whole = levels if not any(bads) else joined([*vae, *vit])
@@ -213,9 +215,9 @@ def _ready(plan: SamplePlan, view: View) -> ReadyImage | None:
     return picture if isinstance(picture, ReadyImage) else None
 
 
-def _with_ready(
-    pack: Pack,
+def _merged(
     every_view: Sequence[tuple[int, View]],
+    ready: Sequence[ReadyImage | None],
     bads: Sequence[BadSample | None],
     vae: Sequence[Shown],
     vit: Sequence[Shown],
@@ -223,9 +225,9 @@ def _with_ready(
     """Pictures of the VAE and of the ViT, with those that are floats already at their places among them."""
     levels = {Kind.VAE_IMAGE: iter(vae), Kind.VIT_IMAGE: iter(vit)}
     pictures: dict[Kind, list[Shown | ReadyImage]] = {kind: [] for kind in levels}
-    for number, view in every_view:
+    for (number, view), picture in zip(every_view, ready, strict=True):
         if not bads[number]:
-            pictures[view.kind].append(_ready(pack.plans[number], view) or next(levels[view.kind]))
+            pictures[view.kind].append(picture or next(levels[view.kind]))
     return pictures[Kind.VAE_IMAGE], pictures[Kind.VIT_IMAGE]
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_HELD_PIECES = 64
+"""The client gives some kilobytes at a time."""
+
 
 def name_of(place: Place) -> str:
     """A URL of the place for messages, without what signs it."""
@@ -101,19 +104,23 @@ def _is_main() -> bool:
 
 
 def _pumped(stream: Iterable[T]) -> Iterator[T]:
-    """The same, taken from it by one thread for all pieces; what was read and is not asked for is held meanwhile."""
+    """The same, taken from it by one thread for all pieces; a few that are not asked for yet are held meanwhile."""
     coming: SimpleQueue[T | Future[None]] = SimpleQueue()
+    room = threading.Semaphore(_HELD_PIECES)
     is_wanted = True
 
     def pump() -> None:
         for piece in stream:
             coming.put(piece)
+            while is_wanted and not room.acquire(timeout=1):
+                pass
             if not is_wanted:
                 break
 
     in_thread(pump).add_done_callback(coming.put)
     try:
         while not isinstance(piece := coming.get(), Future):
+            room.release()
             yield piece
         piece.result()
     finally:

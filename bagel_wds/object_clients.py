@@ -18,6 +18,8 @@ from bagel_wds.storage_options import StorageOptions
 from bagel_wds.urls import WEB
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from obstore.store import ObjectStore
 
     from bagel_wds.urls import Place
@@ -49,11 +51,11 @@ def open_client(place: Place, options: StorageOptions | None, *, tries_again: bo
         sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "AZURE_", "GOOGLE_")))
     )
     options = options or StorageOptions()
-    if place.scheme not in WEB:
-        _check_environment(place, options)
     retries = options.retries if tries_again else 0
     try:
         return _open_store(place.scheme, place.bucket, place.query, options, retries, environment)
+    except ConfigError:
+        raise
     except Exception as error:  # noqa: BLE001 - obstore's own classes, of which each means the same here
         why = redact(str(error).partition("\n")[0])
     raise ConfigError(
@@ -71,21 +73,21 @@ _HEADER_VARIABLES = {
 """What goes into a request as it is."""
 
 
-def _check_environment(place: Place, options: StorageOptions) -> None:
+def _check_environment(
+    scheme: str, bucket: str, environment: Mapping[str, str], options: StorageOptions
+) -> None:
     """Refuse what the client would panic of, or send as it is."""
-    for name in _HEADER_VARIABLES.get(place.scheme, ()):
-        if re.search(r"[\x00-\x1f\x7f]", os.environ.get(name, "")):
+    for name in _HEADER_VARIABLES.get(scheme, ()):
+        if re.search(r"[\x00-\x1f\x7f]", environment.get(name, "")):
             raise ConfigError(
-                f"{place.scheme}://{place.bucket}: {name} in the environment has a line end or another control character in it; "
+                f"{scheme}://{bucket}: {name} in the environment has a line end or another control character in it; "
                 "set it anew without"
             )
-    for name in (
-        ("AWS_ENDPOINT_URL", "AWS_ENDPOINT") if place.scheme == "s3" and options.endpoint is None else ()
-    ):
-        endpoint = os.environ.get(name)
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT") if scheme == "s3" and options.endpoint is None else ():
+        endpoint = environment.get(name)
         if endpoint is not None and not _is_web(endpoint):
             raise ConfigError(
-                f"{place.scheme}://{place.bucket}: {name} in the environment is no URL of a server, such as "
+                f"{scheme}://{bucket}: {name} in the environment is no URL of a server, such as "
                 "https://s3.example.org; set it so, or unset it"
             )
 
@@ -111,7 +113,8 @@ def _open_store(
     environment: tuple[tuple[str, str], ...],
 ) -> ObjectStore:
     """A client of one bucket. What the environment says is read by the client; here it is part of what it is known by."""
-    del environment
+    if scheme not in WEB:
+        _check_environment(scheme, bucket, dict(environment), options)
     from datetime import timedelta  # noqa: PLC0415 - only where a store is used
 
     from obstore import store  # noqa: PLC0415 - 15 MB that local use does without

@@ -68,7 +68,7 @@ def check_parquet_info(source: Source, pieces: Iterable[RowGroups | Lines], url:
     files = list_files(source)
     if not all(file.endswith(PARQUET) for file in files):
         raise ConfigError(f"{url}: parquet_info_path speaks of parquet, and its rows are JSON; leave it out")
-    meant = match_files(list(told), source, files, url)
+    meant = match_files(list(told), source.root, files, url)
     nowhere = [path for path in told if path not in meant]
     named = set(meant.values())
     unnamed = [file for file in files if file not in named]
@@ -89,28 +89,26 @@ def check_parquet_info(source: Source, pieces: Iterable[RowGroups | Lines], url:
             )
 
 
-def match_files(paths: Sequence[str], source: Source, files: Sequence[str], url: str) -> Mapping[str, str]:
-    """Which file of a source each path of a list means; a path that means none is left out.
+def match_files(paths: Sequence[str], root: str, files: Sequence[str], url: str) -> Mapping[str, str]:
+    """Which file of a folder each path of a list means; a path that means none is left out.
 
-    A relative path is looked for from the current folder, from that of the list, and from the source's root; and else it is
-    the file whose own path ends in it, if that is only one.
+    A relative path is looked for from the current folder, from that of the list, and from the folder of the files; and else it
+    is the file whose own path ends in it, if that is only one.
 
     Args:
         paths: of the list.
-        source: that the files belong to.
-        files: relative to the source's root.
+        root: the folder.
+        files: relative to it.
         url: of the list.
     """
-    places = {_absolute(storage.join(source.root, file)): file for file in files}
+    places = {_absolute(storage.join(root, file)): file for file in files}
     by_name: dict[str, list[str]] = {}
     for place in places:
         by_name.setdefault(posixpath.basename(place), []).append(place)
     found: dict[str, str] = {}
     for path in paths:
         is_relative = "://" not in path and not posixpath.isabs(path)
-        folders = (
-            [_absolute(folder) for folder in ("", storage.parent(url), source.root)] if is_relative else []
-        )
+        folders = [_absolute(folder) for folder in ("", storage.parent(url), root)] if is_relative else []
         exact = [f"{folder}/{posixpath.normpath(path)}" for folder in folders] or [_absolute(path)]
         tail = "/" + posixpath.normpath(path)
         ends = [place for place in by_name.get(posixpath.basename(path), ()) if place.endswith(tail)]

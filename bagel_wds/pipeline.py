@@ -21,7 +21,8 @@ from bagel_wds.batch import PackedBatch
 from bagel_wds.bookmark import GroupBook, StreamBook
 from bagel_wds.call_order import CallOrderBook
 from bagel_wds.config import Fidelity, OnShardError, Packing
-from bagel_wds.errors import ConfigError, ShardError, Tally
+from bagel_wds.decode import decode_sample
+from bagel_wds.errors import BadSample, ConfigError, ShardError, Tally
 from bagel_wds.groups import groups_of, transforms_of
 from bagel_wds.layout import KEY_ORDER, lay_out
 from bagel_wds.prefetch import ReadAhead
@@ -132,6 +133,7 @@ def upstream_pipeline(
     run: Run,
     start: StreamState,
     worker: int,
+    num_workers: int,
     draws: CallOrderDraws,
     tally: Tally,
     rows: Mapping[str, PlannedRows] | None = None,
@@ -145,6 +147,7 @@ def upstream_pipeline(
         run: with `fidelity="upstream"`.
         start: where the stream is, whose share of the shards is read.
         worker: number that `batch_data_indexes` gives.
+        num_workers: that share the rows; 0 is the process itself.
         draws: in call order.
         tally: of samples read, packed and dropped.
         rows: plans of the groups of the mixture in raw files, in upstream's order.
@@ -156,7 +159,7 @@ def upstream_pipeline(
         name: _group_pipeline(run, name, start.stream, tally, book=books[name], draws=draws)
         for name in run.shards
     }
-    book = CallOrderBook(start, draws, books, rows, partial(_fetch_one, run))
+    book = CallOrderBook(start, num_workers, draws, books, rows, partial(_fetch_one, run))
     return wds.DataPipeline(
         stages.mix(_in_order(run, {**groups, **rows, **(ready or {})}), run.config, draws=draws),
         stages.pack(run.config, stream=worker, draws=draws, tally=tally, book=book),
@@ -165,9 +168,19 @@ def upstream_pipeline(
 
 
 def _fetch_one(run: Run, group: str, ref: SampleRef) -> tuple[Sequence[Picture], ...]:
-    """The encoded pictures of a sample in shards."""
-    found = fetch_samples(run.shards[group], [ref], options=run.config.storage_options)
-    return next(stages.decode(run.config, group)(found)).media
+    """The encoded pictures of a sample in shards.
+
+    Raises:
+        ShardError: if it is not there any more, or cannot be used.
+    """
+    [sample] = fetch_samples(run.shards[group], [ref], options=run.config.storage_options)
+    try:
+        return decode_sample(sample, upright=run.config.fidelity != Fidelity.UPSTREAM).media
+    except BadSample as bad:
+        raise ShardError(
+            f"group {group!r}: the state speaks of sample {sample['__key__']!r} in {run.shards[group][ref.shard].url}, which "
+            f"cannot be used now: {bad}; have its shards changed?"
+        ) from bad
 
 
 def _group_pipeline(

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from bagel_wds import storage
 from bagel_wds.errors import BadSample, ConfigError, ShardError
 from bagel_wds.schema import REJECTED, split_member
-from bagel_wds.sources import RejectedRow, RowGroups, Slice, plan_source, read_slice
+from bagel_wds.sources import RejectedRow, RowGroups, Slice, absolute_source, plan_source, read_slice
 from bagel_wds.sources.encode import encode_sample
 from bagel_wds.sources.rows import check_max_units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bagel_wds.sources import Lines, Source, SourceSample
+    from bagel_wds.sources import Lines, Source, SourceFile, SourceSample
 
     Sample = dict[str, Any]
 
@@ -42,20 +42,25 @@ class RawUnit:
     """Some rows of a raw file, in the place of a shard.
 
     Attributes:
-        source: that they belong to.
+        source: that they belong to, named from the root of the disk.
         piece: a single row group, or lines.
         url: the file and the place in it, for people.
+        path: of the file, from the root of the disk.
+        file: what tells the file from what it may become.
     """
 
     source: Source
     piece: RowGroups | Lines
     url: str
+    path: str
+    file: SourceFile
 
     @property
     def identity(self) -> list[Any]:
         """What tells it from other units, and its samples from those that other settings make of the same rows."""
-        piece, columns = self.piece, sorted(self.source.columns.items())
-        return [piece.file, piece.first, piece.num_rows, piece.chosen, columns, str(self.source.placeholders)]
+        piece, source = self.piece, self.source
+        taken = [sorted(source.columns.items()), str(source.placeholders), source.allow_outside]
+        return [piece.file, piece.first, piece.num_rows, piece.chosen, *taken, self.file.digest]
 
     def walk(self, start: int, stop: int | None = None, step: int = 1) -> Iterator[Sample]:
         """Samples `start`, `start + step`, ... before `stop`, as `reader.walk_slice` gives those of a tar.
@@ -64,14 +69,17 @@ class RawUnit:
         or of its line in the file, and the bytes that the sample would take in a tar.
 
         Raises:
-            ShardError: if the file cannot be read, or has fewer rows by now.
+            ShardError: if the file cannot be read, or is not what it was when the run was built: looked at when it is opened,
+                and one on the disk again at the end, since it may be written to meanwhile.
         """
         stop, ordinal = self.piece.num_rows if stop is None else stop, start
         with _naming(self.url):
+            self._check_unchanged()
             for row in islice(self._read(self.piece, start), max(0, stop - start)):
                 if (ordinal - start) % step == 0:
                     yield {**self._sample(row), "__ordinal__": ordinal}
                 ordinal += 1
+            self._check_unchanged_since()
         if ordinal < stop:
             raise ShardError(
                 f"{self.url}: {self.piece.num_rows} rows were counted when the run was built, and it has {ordinal}; raw files "
@@ -86,14 +94,36 @@ class RawUnit:
         """
         chosen = tuple(sorted(set(rows)))
         with _naming(self.url):
+            self._check_unchanged()
             found = {
                 row.place.row: self._sample(row)
                 for row in self._read(replace(self.piece, num_rows=len(chosen), chosen=chosen))
             }
+            self._check_unchanged_since()
         for number in chosen:
             if number not in found:
                 raise ShardError(f"{self.url}: there is no row {number} any more; raw files must not change")
         return [dict(found[number]) for number in rows]
+
+    def _check_unchanged(self) -> None:
+        """One look at the file, in a bucket one request: where its rows begin is taken on trust after that."""
+        found = storage.version(self.path, self.source.options)
+        if found != self.file.version:
+            was, now = self.file.bytes, found[0]
+            how = (
+                f"from {was} to {now} bytes"
+                if was != now
+                else f"it has {now} bytes still, but another date or tag"
+            )
+            raise ConfigError(
+                f"the file has changed since the run was built: {how}; raw files must not change while a run reads them: build "
+                "it anew"
+            )
+
+    def _check_unchanged_since(self) -> None:
+        # An object is read in one version by itself.
+        if storage.is_local(self.path):
+            self._check_unchanged()
 
     def _read(self, piece: RowGroups | Lines, skip_rows: int = 0) -> Iterator[SourceSample | RejectedRow]:
         return read_slice(self.source, Slice(0, (piece,)), skip_rows=skip_rows)
@@ -133,7 +163,16 @@ def list_units(source: Source) -> list[RawUnit]:
     plan = plan_source(source, slice_bytes=-1, slice_rows=UNIT_ROWS)
     for note in plan.notes:
         logger.warning("dataset %r: %s", source.name, note)
-    return [RawUnit(source, piece, _url(source, piece)) for part in plan.slices for piece in part.pieces]
+    files = {file.name: file for file in plan.files}
+    # The current folder may be another by the time they are read.
+    from_root = absolute_source(source)
+    return [
+        RawUnit(
+            from_root, piece, _url(source, piece), storage.join(from_root.root, piece.file), files[piece.file]
+        )
+        for part in plan.slices
+        for piece in part.pieces
+    ]
 
 
 def _url(source: Source, piece: RowGroups | Lines) -> str:

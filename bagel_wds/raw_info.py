@@ -35,6 +35,7 @@ class InfoEntry:
         num_files, num_total_samples: upstream's counts. Not used: what there is is counted.
         columns: of the files, by the names that this package has for them, where they differ.
         placeholders: policy for tags that do not match the media, where it is not that of the whole run.
+        allow_outside: take media paths that lead out of the folder that they are relative to.
         shards: a dataset that is shards already.
     """
 
@@ -47,6 +48,7 @@ class InfoEntry:
     num_total_samples: int | None = None
     columns: dict[str, str] = field(default_factory=dict)
     placeholders: Placeholders | None = None
+    allow_outside: bool = False
     shards: str | list[str] | None = None
 
 
@@ -102,6 +104,7 @@ def source_of(
         path=found,
         media_root=media_root,
         columns=entry.columns,
+        allow_outside=entry.allow_outside,
         placeholders=entry.placeholders or Placeholders.STRICT,
         shuffle_lines=group.shuffle_lines,
         shuffle_seed=group.shuffle_seed,

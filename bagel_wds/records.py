@@ -147,6 +147,8 @@ class Segment:
         special_token_label: the label there.
         split_start, split_end: first and last segment of an attention split (the frames of a clip share one).
         frame_delta: rope ids to the next frame of the clip; None outside a clip and on its last frame.
+        shares_dropout: conditioning dropout leaves it out with the segment before it, or neither: a later frame of a clip
+            that the ViT is shown, which has a split of its own.
         dropped: left out by conditioning dropout. It takes no tokens; an image still advances the rope id.
         timestep: of a VAE image with loss; minus infinity for a clean one.
     """
@@ -162,6 +164,7 @@ class Segment:
     split_start: bool = True
     split_end: bool = True
     frame_delta: int | None = None
+    shares_dropout: bool = False
     dropped: bool = False
     timestep: float = -math.inf
 

@@ -8,7 +8,7 @@ _USER = re.compile(
     r"(\b[a-z][a-z0-9+.-]*://)"
     # What stands before an @ of the host; or, since a password may hold a slash, all up to the last @ behind a name and
     # a colon that begins no port.
-    r"(?:[^/\s\"<>]*@|[^/\s:@\['\"<>]*:(?!\d+(?:[/?#,;\s'\")\]]|$))[^\s\"<>]*@)",
+    r"(?:[^/\s\"<>]*@|[^/\s:@\['\"<>]*:(?!\d+(?:[/?#,;\s'\")\]]|$))[^\s\"<>]{0,2048}@)",
     re.IGNORECASE,
 )
 _SECRET = re.compile(

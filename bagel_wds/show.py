@@ -16,6 +16,7 @@ from bagel_wds.errors import BadSample, ConfigError, ShardError
 from bagel_wds.images import read_header
 from bagel_wds.items import TextItem, read_items
 from bagel_wds.manifest import INFO_NAME, MANIFEST_NAME, Manifest, read_manifest
+from bagel_wds.raw_info import RAW_KEYS
 from bagel_wds.reader import walk_shard
 from bagel_wds.schema import IMAGE_EXTENSIONS, RESERVED, media_fields
 from bagel_wds.shards import Shard, list_shards
@@ -42,11 +43,13 @@ class Holding:
         name: what it is called.
         shards: in order.
         manifest: of a dataset that has one.
+        raw: of a dataset in raw files, which has no shards: where they are.
     """
 
     name: str
     shards: tuple[Shard, ...]
     manifest: Manifest | None = None
+    raw: str | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -90,6 +93,10 @@ def _of_info(path: str, info: Mapping[str, Any]) -> Iterator[Holding]:
             raise ConfigError(f"{path}: {group} is {type(entries).__name__}, not a mapping of datasets")
         for name, entry in entries.items():
             spec = entry.get("shards") if isinstance(entry, dict) else None
+            raw = [key for key in RAW_KEYS if entry.get(key)] if isinstance(entry, dict) else []
+            if not spec and raw:
+                yield Holding(f"{group}.{name}", (), raw=", ".join(f"{key} {entry[key]}" for key in raw))
+                continue
             if not spec:
                 raise ConfigError(
                     f"{path}: {group}.{name} has no shards; convert it first, with `bagel-wds convert`"

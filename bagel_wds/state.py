@@ -379,7 +379,7 @@ def _group_changes(before: Mapping[str, Any], after: Mapping[str, Any], *, may_b
     gone = [f"group {name!r} is gone" for name in before if name not in after]
     new = [f"group {name!r} is new" for name in after if name not in before and not may_be_new]
     other = [
-        f"the shards of group {name!r} changed"
+        f"the shards or raw files of group {name!r} changed"
         for name in before
         if name in after and before[name] != after[name]
     ]

@@ -166,6 +166,16 @@ def size(url: str | os.PathLike[str], options: StorageOptions | None = None) -> 
     return local_path(url).stat().st_size
 
 
+def version(
+    url: str | os.PathLike[str], options: StorageOptions | None = None
+) -> tuple[int, int | str | None]:
+    """(bytes, when it was changed in nanoseconds) of a file, of an object its entity tag or what stands in for one."""
+    if not is_local(url):
+        return objects.head(split(url), options)
+    found = local_path(url).stat()
+    return found.st_size, found.st_mtime_ns
+
+
 def list_files(folder: str | os.PathLike[str], options: StorageOptions | None = None) -> list[str]:
     """Every file under a folder, its path relative to it with forward slashes, in the order of their code points."""
     if not is_local(folder):

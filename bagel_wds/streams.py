@@ -23,14 +23,16 @@ def check_split(num_streams: int, world_size: int, num_workers: int) -> None:
         legal = [count for count in (below, below + world_size) if count > 0]
         raise ConfigError(
             f"num_streams={num_streams} must be a multiple of world_size={world_size}; "
-            f"the nearest are {' and '.join(map(str, legal))}"
+            + ("the nearest are " if len(legal) > 1 else "the nearest is ")
+            + " and ".join(map(str, legal))
         )
     per_rank = num_streams // world_size
     if per_rank % workers:
-        legal = [count for count in range(1, per_rank + 1) if per_rank % count == 0]
-        nearest = min(legal, key=lambda count: (abs(count - workers), count))
+        # Not above the streams, and not far from what was asked for.
+        near = (workers + step for step in range(workers) for step in (-step, step))
+        nearest = next(count for count in near if 0 < count <= per_rank and per_rank % count == 0)
         raise ConfigError(
-            f"num_workers={num_workers} must divide the {per_rank} streams of a rank "
+            f"num_workers={num_workers} must divide the {per_rank} stream{'s' * (per_rank > 1)} of a rank "
             f"({num_streams} streams / {world_size} ranks); the nearest is {nearest}"
         )
 
@@ -58,3 +60,12 @@ def streams_of(
         )
     turns = range(rank + world_size * worker, num_streams, world_size * workers)
     return [(first + turn) % num_streams for turn in turns]
+
+
+def worker_of(stream: int, world_size: int) -> int:
+    """The worker that hosts a stream at the start of a run in which each worker has one.
+
+    >>> [worker_of(stream, world_size=2) for stream in range(6)]
+    [0, 0, 1, 1, 2, 2]
+    """
+    return stream // world_size

@@ -110,6 +110,11 @@ class TextEncoder:
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         return [token for part in parts for token in self._encode(part)]
 
+    def has_id(self, token: int) -> bool:
+        """Whether the tokenizer has a token id; of a slow one, which would take long to tell, any from 0 on."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return 0 <= token < 2**32 and (backend is None or backend.id_to_token(token) is not None)
+
     def _encode(self, text: str) -> list[int]:
         backend = self._backend
         # Whoever else uses the tokenizer may have set these two, and its own `encode` unsets them.

@@ -24,13 +24,15 @@ def plan_tools(
 ) -> PlanTools:
     """What the group's planner works with."""
     upstream = config.fidelity == Fidelity.UPSTREAM
+    encoder = TextEncoder(tokenizer, allow_control_tokens=upstream or config.allow_control_tokens)
     return PlanTools(
         group=name,
-        encode=TextEncoder(tokenizer, allow_control_tokens=upstream or config.allow_control_tokens),
+        encode=encoder,
         resize={kind: transform.resize for kind, transform in transforms_of(group).items()},
         patch={Kind.VIT_IMAGE: config.vit_patch_size, Kind.VAE_IMAGE: config.vae_image_downsample},
         frames=group.frame_sampler_args.rule(Fidelity(config.fidelity)),
         upstream=upstream,
+        has_id=encoder.has_id,
     )
 
 

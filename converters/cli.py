@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bagel_wds import storage
-from bagel_wds.config import load_mapping, parse_groups
+from bagel_wds.config import BUILT_IN_RECIPES, load_mapping, parse_groups
 from bagel_wds.console import clean_errors, format_size, parse_size
 from bagel_wds.errors import ConfigError
 from bagel_wds.manifest import QUARANTINE_NAME
-from bagel_wds.sources import Placeholders, Source, Verify
+from bagel_wds.sources import Placeholders, Source, Verify, absolute
 
 from .check import CheckSummary, Entry, check_source
 from .convert import run_conversion
@@ -55,7 +55,6 @@ from .progress import progress
 from .quarantine import parse_limit
 from .record import Mode, as_text
 from .settings import ShardSettings
-from .slices import absolute
 from .watcher import place_of
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 
     from .convert import ConversionSummary
 
-_GROUPS = {"t2i": "t2i_pretrain", "vlm": "vlm_sft", "edit": "unified_edit", "interleaved": "interleaved"}
+_GROUPS = {recipe: group for group, recipe in BUILT_IN_RECIPES.items()}
 """The group that each kind has in upstream's mixtures."""
 
 _CONVERT_USAGE = USAGE.format(command="convert", out=" OUT")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bagel_wds import storage
 from bagel_wds.errors import ConfigError, QuarantineLimitError, ShardError
 from bagel_wds.manifest import MANIFEST_NAME, QUARANTINE_NAME, RECORD_NAME, Counts, Manifest, read_manifest
+from bagel_wds.sources import absolute, absolute_source
 
 from .claim import hold_output
 from .engine_pool import pool_engine
@@ -20,7 +21,7 @@ from .progress import no_report
 from .record import Mode, read_record, write_record
 from .settings import ShardSettings
 from .shuffle import shuffle_rows
-from .slices import SliceWork, absolute, absolute_source, report_of
+from .slices import SliceWork, report_of
 from .watcher import Watcher
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from bagel_wds.config import load_mapping, parse_groups
 from bagel_wds.errors import ConfigError
 from bagel_wds.manifest import INFO_NAME
 from bagel_wds.raw_info import InfoEntry, parse_entry, source_of
-from bagel_wds.sources import Placeholders, Source, Verify
+from bagel_wds.sources import Placeholders, Source, Verify, absolute
 
 from .convert import ConversionSummary, begin_overwriting, run_conversion
 from .output import check_name
@@ -21,7 +21,6 @@ from .planning import ConversionPlan, plan_conversion
 from .progress import no_report
 from .record import Mode, read_record
 from .settings import ShardSettings
-from .slices import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -170,7 +169,7 @@ def find_sources(
                 max_units=max_units,
                 verify=rules.verify,
                 placeholders=entry.placeholders or rules.placeholders,
-                allow_outside=rules.allow_outside,
+                allow_outside=entry.allow_outside or rules.allow_outside,
                 batch_bytes=rules.batch_bytes,
             ),
         )

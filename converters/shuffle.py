@@ -20,13 +20,14 @@ from bagel_wds.ahead import look_ahead
 from bagel_wds.errors import ShardError
 from bagel_wds.reader import fetch
 from bagel_wds.schema import RESERVED, media_fields
+from bagel_wds.sources import absolute
 from bagel_wds.sources.encode import EncodedSample
 
 from .marks import Marks, Outcome
 from .permutation import permute
 from .progress import Step
 from .shard_writer import write_shards
-from .slices import SliceReport, absolute, report_of, tell_found
+from .slices import SliceReport, report_of, tell_found
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bagel_wds import storage
 from bagel_wds.errors import BadSample, ShardError
 from bagel_wds.sources import Medium, Place, RejectedRow, Slice, Source, SourceSample, read_slice
 from bagel_wds.sources.encode import EncodedSample, encode_sample
@@ -61,19 +60,6 @@ def tell_found(outcome: Outcome, tell: Tell) -> None:
     """Tell of rows that need not be read again."""
     if outcome.read:
         tell(outcome.read, outcome.num_bytes, outcome.reasons.total())
-
-
-def absolute(url: str) -> str:
-    """A path from the root, for work that is done elsewhere; a URL as it is."""
-    return str(storage.local_path(url).absolute()) if storage.is_local(url) else url
-
-
-def absolute_source(source: Source) -> Source:
-    """The same files and rows, named from the root of the disk; enough to read slices that were cut before."""
-    media_root = None if source.media_root is None else absolute(source.media_root)
-    # A web server says of no URL that it is a folder's: the slash does.
-    slash = "/" if storage.scheme_of(source.root) in storage.WEB else ""
-    return replace(source, path=absolute(source.root) + slash, media_root=media_root)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bagel_wds.errors import BadSample, Reason
@@ -32,3 +33,38 @@ def plan_nothing(sample: RawSample, tools: PlanTools, draws: Draws) -> None:
 
 
 LIMIT = 3
+
+
+def plan_lies(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
+    """Gives the picture for the ViT out as one for the VAE."""
+    plan = plan_boxes(sample, tools, draws)
+    return plan.with_segments((replace(plan.segments[0], kind=Kind.VAE_IMAGE, loss=True), *plan.segments[1:]))
+
+
+def plan_silent(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
+    """A page that nothing is asked of."""
+    plan = PlanBuilder(sample, tools)
+    plan.image(Kind.VIT_IMAGE, 0)
+    return plan.build()
+
+
+def plan_without_code(sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
+    """Refuses each sample for a reason of its own."""
+    raise BadSample("blurred", "a page that cannot be read")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A planner with a setting."""
+
+    most: int
+
+    def __call__(self, sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
+        return plan_boxes(sample, tools, draws)
+
+
+class Nameless:
+    """A planner of which two are never equal."""
+
+    def __call__(self, sample: RawSample, tools: PlanTools, draws: Draws) -> SamplePlan:
+        return plan_boxes(sample, tools, draws)

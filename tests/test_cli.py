@@ -128,7 +128,7 @@ def test_a_mixture_is_converted_by_the_files_that_users_have(tmp_path: Path) -> 
         (["t2i", "gone", "out"], "gone: no such file or folder"),
         (
             ["t2v", "a", "b"],
-            "'t2v' is none of t2i, vlm, edit; write `bagel-wds convert t2i|vlm|edit SRC... OUT`",
+            "'t2v' is none of t2i, vlm, edit, interleaved; write `bagel-wds convert t2i|vlm|edit|interleaved SRC... OUT`",
         ),
         (["t2i", "a"], "2 arguments where a kind, a source and OUT belong"),
         (["vlm", "a", "b", "c"], "a: no such file or folder"),

@@ -178,6 +178,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one_of_its_level(
         ({"image_transform_args": {**VAE, "image_mean": [1, 1, float("nan")]}}, "each must be a number"),
         ({"num_used_data": [1, 2]}, "num_used_data has 2 values for 1 dataset_names; give one a dataset"),
         ({"num_used_data": [1.5]}, "num_used_data.0: Input should be a valid integer"),
+        ({"num_used_data": [True]}, "num_used_data=[True] has True where a number belongs"),
+        ({"weight": False}, "weight=False has False where a number belongs"),
         ({"recipe": 3}, "recipe: Input should be a valid string, got 3"),
         ({"image_transform_args": None}, "image_transform_args is missing"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.frames import FrameRule
 from bagel_wds.geometry import ResizeRule
+from bagel_wds.items import read_items
+from bagel_wds.layout import LayoutRules, lay_out
 from bagel_wds.planners import (
     DropoutRates,
     PlanTools,
@@ -167,6 +170,55 @@ def test_dropout_leaves_out_a_clip_whole_and_never_what_has_loss() -> None:
 
     everything = settle(plan(items, [4]), ALWAYS, KeyedDraws(0))
     assert [segment.dropped for segment in everything.segments] == [True] * 8 + [False] * 3
+
+
+def test_each_item_of_a_clip_is_left_out_by_a_draw_of_its_own() -> None:
+    items = [
+        {"video": 0, "frames": [0, 1], "cfg": True},
+        {"video": 0, "frames": [2, 3], "cfg": True},
+        {"text": "t", "loss": True},
+    ]
+    planned = plan(items, [4])
+    outcomes = Counter(
+        tuple(segment.dropped for segment in settle(planned, DropoutRates(vit=0.5), KeyedDraws(n)).segments)
+        for n in range(400)
+    )
+
+    assert set(outcomes) == {(a, a, b, b, False) for a in (False, True) for b in (False, True)}
+    # 100 each by chance; that one lies beyond six deviations comes to one in a billion.
+    assert all(abs(count - 100) < 6 * (400 * 0.25 * 0.75) ** 0.5 for count in outcomes.values())
+    # Each frame is a picture with a split of its own, as before.
+    assert all(segment.split_start and segment.split_end for segment in planned.segments)
+    rules = LayoutRules(bos_token_id=1, eos_token_id=2, start_of_image=3, end_of_image=4, use_flex=True)
+    batch = lay_out([settle(planned, DropoutRates(0, 0, 0), KeyedDraws(0))], rules)
+    assert batch["split_lens"][:-1] == [segment.num_tokens for segment in planned.segments]
+    assert batch["attn_modes"][:-1] == ["full"] * 4 + ["causal"]
+
+
+def test_a_clip_of_one_item_is_settled_by_the_draws_that_it_always_had() -> None:
+    """The draw of the first frame is that of all: another address would be another batch after a resume."""
+    planned = plan([{"video": 0, "frames": [0, 1, 3], "cfg": True}, TARGET], [4])
+
+    for number in range(20):
+        dropped = [s.dropped for s in settle(planned, DropoutRates(vit=0.5), KeyedDraws(number)).segments]
+        assert dropped == [KeyedDraws(number).random("dropout:0") < 0.5] * 3 + [False]
+
+
+def test_a_row_of_far_too_many_items_is_refused_before_they_are_planned() -> None:
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return []
+
+    tools = replace(TOOLS, encode=encode)
+
+    for items in ([{"text": ""}] * 10_000 + [TARGET], orjson.dumps([{"text": ""}] * 200_000).decode()):
+        with pytest.raises(BadSample, match=r"\d+ items; the most is 10000") as caught:
+            plan_interleaved(sample({"items": items}), tools, KeyedDraws(0))
+        assert caught.value.reason is Reason.ITEMS_INVALID
+    assert not encoded
+    assert len(read_items({"items": [{"text": ""}] * 9_999 + [TARGET]})) == 10_000
 
 
 def test_a_null_key_is_not_said_and_items_may_be_json_text() -> None:

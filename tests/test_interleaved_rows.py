@@ -116,6 +116,7 @@ ROWS: list[Any] = [
     {"image": "a.png", "images": ["b.jpg"], "items": [{"image": 0}, TARGET]},
     {"items": [TARGET], "images": None, "video": ""},
     {"images": ["https://x.org/a.png"], "items": [{"image": 0}, TARGET]},
+    {"items": json.dumps([{"text": ""}] * 10_000 + [TARGET])},
 ]
 OUTLINES = {
     0: ["1.0 vae*", "0.0 vae", "0.0 vit"],
@@ -133,6 +134,7 @@ REASONS = {
     9: "row_invalid",
     10: "row_invalid",
     12: "path_outside",
+    13: "items_invalid",
 }
 
 

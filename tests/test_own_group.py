@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import re
 import subprocess
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import own_planners
 import pytest
 from golden_data import tokenizer
-from own_planners import plan_boxes, plan_nothing
+from own_planners import Asking, Nameless, plan_boxes, plan_nothing
 from shard_factory import SPECIAL_TOKENS, VIT, picture, small_config, write_tar
 from torch.utils.data import DataLoader
 
 from bagel_wds import collate_wrapper
-from bagel_wds.errors import ConfigError, PlannerError
+from bagel_wds.errors import ConfigError, NoUsableSampleError, PlannerError
 from bagel_wds.groups import groups_of, planner_of, resolve, transforms_of
 from bagel_wds.planners import PLANNERS, plan_t2i, register_planner
 from bagel_wds.records import Kind
@@ -149,6 +150,7 @@ def test_the_planner_is_found_where_the_run_is_configured_and_travels_with_it(ow
         ("no_such_module:plan", "recipe 'no_such_module:plan' cannot be imported: ModuleNotFoundError"),
         ("own_planners:plan_pages", "cannot be imported: AttributeError"),
         ("own_planners:LIMIT", "'own_planners:LIMIT' is int, not a function"),
+        ("own_planners:Asking", "'own_planners:Asking' is the class Asking; give a function"),
         (":plan", "recipe ':plan' cannot be imported"),
     ],
 )
@@ -187,6 +189,87 @@ def test_a_name_is_taken_once(own_names: None) -> None:
     register_planner("boxes", plan_boxes)
     with pytest.raises(ConfigError, match="taken by own_planners:plan_boxes"):
         register_planner("boxes", plan_t2i)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "says"),
+    [
+        ("mine", 3, r"register_planner\('mine', ...\): the planner is int, not a function"),
+        ("mine", None, "the planner is NoneType, not a function"),
+        ("mine", Asking, "the planner is the class Asking; give a function"),
+        (3, plan_boxes, "a name is a string, not int"),
+        (None, plan_boxes, "a name is a string, not NoneType"),
+    ],
+)
+def test_what_is_no_planner_or_no_name_is_refused_where_it_is_registered(
+    own_names: None, name: Any, plan: Any, says: str
+) -> None:
+    known = dict(PLANNERS)
+
+    with pytest.raises(ConfigError, match=says):
+        register_planner(name, plan)
+
+    assert known == PLANNERS
+
+
+def test_a_planner_is_registered_again_if_it_is_the_same_and_no_other_takes_its_name(own_names: None) -> None:
+    nameless = Nameless()
+    boxes: Any = plan_boxes
+    again: list[tuple[Any, Any, Any]] = [
+        # Planner, the same once more, another.
+        (partial(boxes, most=1), partial(boxes, most=1), partial(boxes, most=2)),
+        (partial(plan_boxes), partial(plan_boxes), partial(plan_nothing)),
+        (Asking(1), Asking(1), Asking(2)),
+        (nameless, nameless, Nameless()),
+        (plan_boxes, plan_boxes, partial(plan_boxes)),
+    ]
+    for number, (first, same, other) in enumerate(again):
+        register_planner(f"mine-{number}", first)
+        register_planner(f"mine-{number}", same)
+        with pytest.raises(ConfigError, match=rf"'mine-{number}'.*the name is taken by .*own_planners"):
+            register_planner(f"mine-{number}", other)
+        assert PLANNERS[f"mine-{number}"] is same
+
+    # A module that is loaded again has the same function anew.
+    register_planner("boxes", plan_boxes)
+    before = dict(vars(own_planners))
+    try:
+        reloaded = importlib.reload(own_planners)
+        assert reloaded.plan_boxes is not plan_boxes
+        register_planner("boxes", reloaded.plan_boxes)
+        assert PLANNERS["boxes"] is reloaded.plan_boxes
+    finally:
+        vars(own_planners).update(before)
+
+
+def test_a_script_that_ends_itself_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ends_itself.py").write_text("import sys\nsys.exit(4)\n")
+    (tmp_path / "is_stopped.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(ConfigError, match=r"'ends_itself:plan' cannot be imported: SystemExit\(4\)"):
+        groups_of(config("ends_itself:plan"))
+    # Ctrl-C is the user's.
+    with pytest.raises(KeyboardInterrupt):
+        groups_of(config("is_stopped:plan"))
+
+
+@pytest.mark.parametrize("fidelity", ["corrected", "upstream"])
+def test_a_plan_that_lies_ends_the_run_and_one_without_loss_is_dropped(pages: str, fidelity: str) -> None:
+    with pytest.raises(
+        PlannerError,
+        match=r"'own_planners:plan_lies' gave a plan that cannot be for sample 'page-\d' of .*pages.tar: "
+        r"segment 0 \(vae_image\) shows view 0, which is a vit_image",
+    ):
+        next(iter(build("own_planners:plan_lies", pages, fidelity=fidelity)))
+    with pytest.raises(
+        PlannerError, match=r"refused sample 'page-\d'.*whose reason is none of bagel_wds.Reason"
+    ):
+        next(iter(build("own_planners:plan_without_code", pages, fidelity=fidelity)))
+    with pytest.raises(NoUsableSampleError, match=r"group 'pages': no usable sample.*no_loss 1000"):
+        next(iter(build("own_planners:plan_silent", pages, fidelity=fidelity)))
 
 
 def test_a_planner_that_fails_ends_the_run_and_names_the_sample(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -34,13 +35,22 @@ from source_factory import (
 from test_datasets import digest
 from torch.utils.data import DataLoader
 
-from bagel_wds import ConfigError, PackedLoader, ShardError, collate_wrapper, stages, storage
+from bagel_wds import (
+    ConfigError,
+    NoUsableSampleError,
+    PackedLoader,
+    ShardError,
+    collate_wrapper,
+    stages,
+    storage,
+)
 from bagel_wds.config import load_mapping
 from bagel_wds.converters.mixture import convert_mixture
 from bagel_wds.errors import Tally
 from bagel_wds.groups import find_shards
 from bagel_wds.plan.run import plan_run
-from bagel_wds.raw import UNIT_ROWS
+from bagel_wds.plan.text import plan_lines
+from bagel_wds.raw import UNIT_ROWS, RawUnit
 from bagel_wds.schema import REJECTED, make_key
 
 if TYPE_CHECKING:
@@ -475,14 +485,151 @@ def test_files_that_change_while_they_are_read_are_told(tmp_path: Path) -> None:
 
     assert len(pass_over()) == 6
     write_t2i(path, rows[:4], group_rows=6)
-    with pytest.raises(ShardError, match=r"a\.parquet#row_group=0: 6 rows were counted .* and it has 4"):
-        pass_over()
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ShardError, match=r"a\.parquet.*cannot be read as parquet"):
+    with pytest.raises(
+        ShardError, match=r"a\.parquet#row_group=0: the file has changed since the run was built"
+    ):
         pass_over()
     path.unlink()
     with pytest.raises(ShardError, match=r"a\.parquet.*No such file"):
         pass_over()
+
+
+def units_of(entry: dict[str, Any], group: str, **more: Any) -> list[RawUnit]:
+    [dataset] = MIXTURE[group]["dataset_names"]
+    config = small_config(
+        dataset_info={group: {dataset: entry}}, grouped_datasets={group: MIXTURE[group]}, **more
+    )
+    return [shard.raw for shard in find_shards(config)[group] if isinstance(shard.raw, RawUnit)]
+
+
+def questions(count: int, mark: str = "") -> list[dict[str, Any]]:
+    return [{"id": i, "conversations": talk(f"{mark}what is {i}?", str(i))} for i in range(count)]
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_file_that_is_rewritten_in_the_same_shape_is_told_before_a_row_is_lost(
+    tmp_path: Path, form: str, same_size: bool
+) -> None:
+    path = tmp_path / f"a.{form}"
+    rows = questions(2 * UNIT_ROWS if form == "jsonl" else 8)
+
+    def write(rows: list[dict[str, Any]]) -> None:
+        if form == "jsonl":
+            write_jsonl(path, rows)
+        else:
+            pq.write_table(
+                pa.Table.from_pylist(rows), path, row_group_size=4, compression="none", use_dictionary=False
+            )
+
+    write(rows)
+    first, second = units_of({"jsonl_path": str(path)}, "vlm_sft")
+    before = path.stat()
+    begun = second.walk(0)
+    next(begun)
+    write(rows[::-1] if same_size else questions(len(rows), "so, "))
+    # A clock need not have gone on in between.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert (path.stat().st_size == before.st_size) == same_size
+
+    told = (
+        "still, but another date or tag"
+        if same_size
+        else f"from {before.st_size} to {path.stat().st_size} bytes"
+    )
+    for unit in (first, second):
+        with pytest.raises(
+            ShardError, match=f"#row.*: the file has changed since the run was built: .*{told}"
+        ):
+            next(unit.walk(0))
+        with pytest.raises(ShardError, match="the file has changed since the run was built"):
+            unit.fetch([unit.piece.first + 1 if form == "jsonl" else 1])
+    # A unit that was open by then says so at its end at the latest.
+    with pytest.raises(ShardError, match=r"#row"):
+        list(begun)
+
+
+def test_a_file_that_changes_ends_a_run_or_is_skipped_and_counted(tmp_path: Path) -> None:
+    def parquet(name: str, groups: int) -> None:
+        rows = [(encode_image((24, 40), seed=i), captions(i)) for i in range(2 * groups)]
+        write_t2i(tmp_path / "t2i" / name, rows, group_rows=2)
+
+    def run(**more: Any) -> PackedLoader:
+        parquet("a.parquet", 4)
+        parquet("b.parquet", 4)
+        config = small_config(
+            dataset_info={"t2i_pretrain": {"t2i": {"data_dir": str(tmp_path / "t2i")}}},
+            grouped_datasets={"t2i_pretrain": MIXTURE["t2i_pretrain"]},
+            num_streams=1,
+            **more,
+        )
+        loader = PackedLoader(config.build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, global_seed=3), epochs=1)
+        parquet("b.parquet", 1)
+        return loader
+
+    with pytest.raises(ShardError, match=r"b\.parquet#row_group=\d: the file has changed"):
+        list(run())
+    skipping = run(on_shard_error="skip", max_skipped=0.5)
+    list(skipping)
+    assert skipping.stats["groups"]["t2i_pretrain"] | {"epochs": 1} == {
+        "read": 16,
+        "packed": 8,
+        "dropped": {"shard_unreadable": 8},
+        "waiting": 0,
+        "epochs": 1,
+    }
+
+
+def test_an_object_that_is_replaced_is_told(s3_store: S3Store, s3_folder: str) -> None:
+    def put(rows: list[dict[str, Any]]) -> None:
+        lines = "\n".join(map(json.dumps, rows))
+        storage.write_bytes(f"{s3_folder}/a.jsonl", lines.encode(), s3_store.options)
+
+    rows = questions(5)
+    put(rows)
+    [unit] = units_of({"jsonl_path": f"{s3_folder}/a.jsonl"}, "vlm_sft", storage=s3_store.options)
+    assert len(list(unit.walk(0))) == 5
+    put(rows)
+    assert len(unit.fetch([0, 4])) == 2
+    put(rows[::-1])
+    with pytest.raises(
+        ShardError, match=r"a\.jsonl#row=0: the file has changed since .* another date or tag"
+    ):
+        next(unit.walk(0))
+
+
+def test_relative_paths_are_those_of_the_folder_where_the_run_was_built(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    relative = small_config(dataset_info=raw_info("."), num_streams=1)
+    built = relative.build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, global_seed=3)
+    absolute = small_config(dataset_info=raw_info(root), num_streams=1)
+    wanted = absolute.build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, global_seed=3)
+    monkeypatch.chdir(tmp_path)
+
+    found, expected = PackedLoader(built, epochs=1), PackedLoader(wanted, epochs=1)
+
+    assert [digest(batch.to_dict()) for batch in found] == [digest(batch.to_dict()) for batch in expected]
+    assert found.stats == expected.stats
+    assert found.stats["groups"]["vlm_sft"]["packed"] > 5
+    # A state goes on from either.
+    assert found.state_dict() == expected.state_dict()
+
+
+def test_a_pass_in_which_every_row_is_dropped_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{broken\n" * 7 + '{"conversations": 3}\n')
+    config = small_config(
+        dataset_info={"vlm_sft": {"vlm": {"jsonl_path": str(tmp_path / "a.jsonl")}}},
+        grouped_datasets={"vlm_sft": MIXTURE["vlm_sft"]},
+        num_streams=3,
+    )
+    dataset = config.build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, global_seed=3)
+
+    with pytest.raises(
+        NoUsableSampleError, match=r"whole pass.* 'vlm_sft': conversations_invalid 1, row_invalid 7;"
+    ):
+        list(PackedLoader(dataset, epochs=1))
 
 
 def test_a_unit_that_cannot_be_read_is_skipped_where_the_settings_say_so(tmp_path: Path) -> None:
@@ -522,11 +669,11 @@ def test_a_state_is_refused_when_the_raw_files_or_how_they_are_read_changed(tmp_
     next(iter(loader))
     state = loader.state_dict()
     dataset().load_state_dict(state)
-    with pytest.raises(ConfigError, match="the shards of group 'vlm_sft' changed"):
+    with pytest.raises(ConfigError, match="the shards or raw files of group 'vlm_sft' changed"):
         dataset(placeholders="upstream").load_state_dict(state)
     with (tmp_path / "a.jsonl").open("a", encoding="utf-8") as lines:
         lines.write('{"conversations": []}\n')
-    with pytest.raises(ConfigError, match="the shards of group 'vlm_sft' changed"):
+    with pytest.raises(ConfigError, match="the shards or raw files of group 'vlm_sft' changed"):
         dataset().load_state_dict(state)
 
 
@@ -581,3 +728,19 @@ def test_a_frame_folder_is_a_clip_and_an_exif_turn_is_kept(tmp_path: Path) -> No
     assert json.loads(image["json"])["_bagel"]["media"] == [
         {"ext": "jpg", "width": 40, "height": 20, "orientation": 6}
     ]
+
+
+def test_a_plan_of_a_run_from_raw_files_speaks_of_row_groups(tmp_path: Path) -> None:
+    rows = [(encode_image(seed=i), captions(i)) for i in range(12)]
+    write_t2i(tmp_path / "t2i" / "a.parquet", rows, group_rows=12)
+    info = {"t2i_pretrain": {"t2i": {"data_dir": str(tmp_path / "t2i")}}}
+    only = {"t2i_pretrain": MIXTURE["t2i_pretrain"]}
+
+    plan = plan_run(small_config(dataset_info=info, grouped_datasets=only, num_streams=4), 1, 0)
+
+    assert plan.groups[0].raw_units == 1
+    [advice] = [text for text in plan.advice if "row group" in text]
+    assert "is opened 4.0 times an epoch" in advice
+    assert "row groups of at most 3 rows" in advice
+    assert "index" not in advice
+    assert "1 shard (1 unit of raw files), 12 samples" in "\n".join(plan_lines(plan))

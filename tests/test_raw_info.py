@@ -16,7 +16,11 @@ from shard_factory import MIXTURE, VAE, VIT, small_config
 from source_factory import captions, encode_image, talk, write_edit, write_jsonl, write_t2i
 
 from bagel_wds import ConfigError, storage
+from bagel_wds.config import parse_groups
+from bagel_wds.converters.mixture import RowRules, find_sources
 from bagel_wds.groups import find_shards
+from bagel_wds.schema import REJECTED
+from bagel_wds.sources import Source, Verify
 from examples.corpus import draw_corpus
 
 if TYPE_CHECKING:
@@ -181,7 +185,11 @@ VLM = {"vlm_sft": MIXTURE["vlm_sft"]}
         (EDIT, {"data_dir": "DATA/gone"}, "data_dir: there is no DATA/gone"),
         (EDIT, {"data_dir": "DATA/empty"}, "DATA/empty: no .parquet file in this folder"),
         (EDIT, {"data_dir": "DATA/broken"}, "broken/x.parquet: cannot be read as parquet"),
-        (EDIT, {"data_dir": "DATA/pictures"}, "a.parquet: no column 'image_list'"),
+        (
+            EDIT,
+            {"data_dir": "DATA/pictures"},
+            "did you mean 'image'? (if it is called otherwise, give --image-column, or `columns: {image_list: ...}` in",
+        ),
         (EDIT, {"data_dir": "DATA/none"}, "there is no row in the files of DATA/none"),
         (EDIT, {"jsonl_path": "DATA/train.jsonl"}, "data_dir is missing; edit rows are found by it"),
         (VLM, {"data_dir": "DATA"}, "jsonl_path is missing; vlm rows are found by it"),
@@ -244,6 +252,45 @@ def test_an_entry_that_will_not_do_is_refused_by_its_name(
     [(group, settings)] = mixture.items()
     assert says.replace("DATA", str(data)) in str(refused.value)
     assert str(refused.value).startswith(f"dataset_info[{group!r}][{settings['dataset_names'][0]!r}]")
+
+
+def test_a_dataset_that_is_named_twice_is_refused_where_upstreams_way_is_not_asked_for(data: Path) -> None:
+    entry = {"data_dir": str(data / "editing/seed")}
+    twice = {"unified_edit": {**MIXTURE["unified_edit"], "dataset_names": ["seed", "seed"]}}
+
+    with pytest.raises(ConfigError, match=r"'unified_edit': dataset_names has 'seed' 2 times.*name it once"):
+        units(entry, twice)
+    assert len(units(entry, twice, fidelity="upstream")) == 6
+
+
+def test_media_outside_of_their_folder_are_taken_where_the_entry_says_so(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(IMAGE)
+    (data / "media").mkdir()
+    write_jsonl(
+        data / "train.jsonl",
+        [
+            {"image": path, "conversations": talk("<image>q", "a")}
+            for path in (str(tmp_path / "a.png"), "../../a.png")
+        ],
+    )
+    entry = {"jsonl_path": str(data / "train.jsonl"), "data_dir": str(data / "media")}
+
+    def reasons(**more: Any) -> list[str]:
+        [shard] = units(entry | more.pop("entry", {}), VLM, **more)
+        assert shard.raw is not None
+        return [str(row[REJECTED].reason) if REJECTED in row else "" for row in shard.raw.walk(0, None, 1)]
+
+    assert reasons() == ["path_outside"] * 2
+    assert reasons(entry={"allow_outside": True}) == reasons(fidelity="upstream") == [""] * 2
+    (tmp_path / "mixture.yaml").write_text(yaml.safe_dump(VLM))
+    for allowed in (False, True):
+        info = {"vlm_sft": {"vlm": {**entry, "allow_outside": allowed}}}
+        (tmp_path / "info.yaml").write_text(yaml.safe_dump(info))
+        [(_, _, source)] = find_sources(
+            parse_groups(VLM), str(tmp_path / "info.yaml"), RowRules(verify=Verify.HEADER)
+        )
+        assert isinstance(source, Source)
+        assert source.allow_outside is allowed
 
 
 def test_a_group_whose_recipe_reads_no_raw_rows_is_told_so(data: Path) -> None:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from source_factory import captions, encode_image, talk, write_jsonl, write_t2i
 from test_resume import load, on_ranks, take
 
-from bagel_wds import pipeline
+from bagel_wds import ConfigError, pipeline
 from bagel_wds.raw import RawUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,32 @@ def test_cut_after_every_batch_goes_on_as_the_unbroken_run(
     assert counts["t2i_pretrain"]["epochs"] >= 1
     assert counts["t2i_pretrain"]["dropped"]["image_empty"] >= 2
     assert counts["vlm_sft"]["dropped"]["row_invalid"] >= 1
+
+
+def test_a_state_does_not_go_on_over_files_of_other_content(tmp_path: Path) -> None:
+    rows = [(encode_image((24, 40), seed=i), captions(i)) for i in range(6)]
+    lines = [{"conversations": talk(f"what is {i}?", str(i))} for i in range(9)]
+    write_t2i(tmp_path / "t2i" / "a.parquet", rows, group_rows=3)
+    write_jsonl(tmp_path / "a.jsonl", lines)
+    info = {
+        "t2i_pretrain": {"t2i": {"data_dir": str(tmp_path / "t2i")}},
+        "vlm_sft": {"vlm": {"jsonl_path": str(tmp_path / "a.jsonl")}},
+    }
+    loader = load(info)
+    take(loader, 3)
+    state = json.loads(json.dumps(loader.state_dict()))
+
+    for group, path in [("vlm_sft", tmp_path / "a.jsonl"), ("t2i_pretrain", tmp_path / "t2i" / "a.parquet")]:
+        content = path.read_bytes()
+        if group == "vlm_sft":
+            write_jsonl(path, lines[::-1])
+        else:
+            write_t2i(path, rows[::-1], group_rows=3)
+        with pytest.raises(ConfigError, match=group):
+            load(info, state)
+        # The same content at another time is the same file.
+        path.write_bytes(content)
+        assert len(take(load(info, state), 2)) == 2
 
 
 def test_chain_of_resumes_on_changing_ranks_is_the_unbroken_run(info: dict[str, Any]) -> None:

@@ -20,9 +20,9 @@ from test_restart import digests
 from bagel_wds.converters import ShardSettings, convert_source, ray_engine
 from bagel_wds.converters.engine_ray import _Done, _work_on
 from bagel_wds.converters.marks import Marks
-from bagel_wds.converters.slices import SliceWork, absolute_source
+from bagel_wds.converters.slices import SliceWork
 from bagel_wds.errors import ConfigError
-from bagel_wds.sources import Source, plan_source
+from bagel_wds.sources import Source, absolute_source, plan_source
 
 
 def write_rows(folder: Path, num_rows: int = 24) -> Source:

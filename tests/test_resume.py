@@ -396,7 +396,7 @@ def test_state_of_another_run_is_refused_and_says_what_changed(info: dict[str, A
     )
     refused(r"group 'vlm_sft' is gone", grouped_datasets={"t2i_pretrain": GROUPS["t2i_pretrain"]})
     fewer = {**info, "vlm_sft": {"vlm": {"shards": info["vlm_sft"]["vlm"]["shards"][:1]}}}
-    with pytest.raises(ConfigError, match="the shards of group 'vlm_sft' changed"):
+    with pytest.raises(ConfigError, match="the shards or raw files of group 'vlm_sft' changed"):
         load(fewer, state)
     with pytest.raises(ConfigError, match="version 0, and version 1 is read"):
         load(info, {**state, "version": 0})

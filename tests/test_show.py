@@ -9,7 +9,9 @@ import pytest
 import webdataset as wds
 import yaml
 from source_factory import Corpus, captions, encode_image, talk, write_corpus
+from typer.testing import CliRunner
 
+from bagel_wds.cli import app
 from bagel_wds.converters import ShardSettings, convert_source
 from bagel_wds.errors import ConfigError
 from bagel_wds.show import find_holdings, find_sample, look_into
@@ -156,7 +158,7 @@ def test_a_key_that_is_not_there_is_an_error_with_an_example(
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ({"g": {"d": {"data_dir": "x"}}}, "g.d has no shards; convert it first"),
+        ({"g": {"d": {"num_files": 3}}}, "g.d has no shards; convert it first"),
         ({"g": ["d"]}, "g is list, not a mapping"),
     ],
 )
@@ -165,3 +167,21 @@ def test_an_info_without_shards_says_what_to_do(tmp_path: Path, info: dict[str, 
 
     with pytest.raises(ConfigError, match=message):
         find_holdings(str(tmp_path / "info.yaml"))
+
+
+def test_raw_files_of_an_info_are_told_of_beside_its_shards(out: Path, tmp_path: Path) -> None:
+    raw = {"jsonl_path": "s3://bucket/a.jsonl", "data_dir": "media", "num_files": 3}
+    info = {"g": {"talks": raw, "pictures": {"shards": str(out / "t2i" / "manifest.json")}}}
+    (tmp_path / "info.yaml").write_text(yaml.safe_dump(info))
+
+    done = CliRunner().invoke(app, ["show", str(tmp_path / "info.yaml")])
+
+    assert done.exit_code == 0
+    told = done.stdout.splitlines()
+    assert told[0] == "g.pictures"
+    assert told[-2:] == [
+        "g.talks",
+        "  raw files    data_dir media, jsonl_path s3://bucket/a.jsonl; `bagel-wds check` looks into them",
+    ]
+    with pytest.raises(ConfigError, match=r"no sample 'nope' in g\.pictures, g\.talks"):
+        find_sample(find_holdings(str(tmp_path / "info.yaml")), "nope")

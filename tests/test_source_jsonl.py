@@ -404,6 +404,21 @@ def test_utf_16_is_refused_with_what_to_do(tmp_path: Path, encoding: str, text: 
         plan_lines(source, 1, ["a.jsonl"])
 
 
+@pytest.mark.parametrize("zeros", [1, 2, 3, 4, 5000])
+def test_zero_bytes_in_front_are_no_utf_16(tmp_path: Path, zeros: int) -> None:
+    source = write(tmp_path, **{"a.jsonl": bytes(zeros) + b'{"a": 1}\n{"a": 2}\n'})
+    if zeros == 3:
+        # As UTF-32 begins.
+        with pytest.raises(ConfigError, match=r"a\.jsonl: UTF-16 or UTF-32"):
+            plan_lines(source, 1, ["a.jsonl"])
+        return
+
+    with pytest.raises(
+        ConfigError, match=r"a\.jsonl: begins with b'\\x00.*no JSON has zero bytes; .* Copy it anew"
+    ):
+        plan_lines(source, 1, ["a.jsonl"])
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for call in (lambda s: plan_lines(s, 1, ["gone.jsonl"]), lambda s: describe_lines_file(s, "gone.jsonl")):
         with pytest.raises(ConfigError, match=r"gone\.jsonl: cannot be read: No such file"):

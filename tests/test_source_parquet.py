@@ -658,6 +658,32 @@ def test_c28_a_small_file_that_decodes_to_gigabytes_is_read_in_bounded_memory(tm
     assert peak_kib < 400 << 10, "the default is meant to stay far below"
 
 
+@pytest.mark.parametrize(
+    ("columns", "group_rows", "says"),
+    [
+        (
+            {"image": [encode_image()] * 4, "captions": ["a"] * 4},
+            4,
+            "there is no row group 1, it has 1; did the file",
+        ),
+        ({"captions": ["a"] * 4}, 2, "no column 'image'"),
+        ({"image": [encode_image()] * 4}, 2, "no column 'captions'"),
+        ({"image": [1, 2, 3, 4], "captions": ["a"] * 4}, 2, "column 'image' is int64"),
+        ({"image": [encode_image()] * 4, "captions": [1, 2, 3, 4]}, 2, "column 'captions' is int64"),
+    ],
+)
+def test_a_file_that_was_replaced_since_it_was_planned_is_no_error_from_the_depths(
+    tmp_path: Path, columns: dict[str, list[Any]], group_rows: int, says: str
+) -> None:
+    write_t2i(tmp_path / "a.parquet", [(encode_image(), captions(0))] * 4, group_rows=2)
+    of = source(tmp_path / "a.parquet")
+    *_, last = plan(of, -1)
+    write_parquet(tmp_path / "a.parquet", pa.table(columns), group_rows)
+
+    with pytest.raises(ConfigError, match=rf"a\.parquet: {says}"):
+        read(of, [last])
+
+
 def test_text_that_is_no_utf8_in_a_dictionary_is_a_verdict_on_its_row_alone(tmp_path: Path) -> None:
     offsets = pa.py_buffer(struct.pack("<3i", 0, 4, 7))
     bad = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"goodb\xffd")])

@@ -327,7 +327,7 @@ def test_c35_each_medium_that_cannot_be_used_is_named_with_its_row(tmp_path: Pat
         6: ("empty.png", Reason.IMAGE_EMPTY, "empty.png: "),
         8: ("folder.png", Reason.IMAGE_MISSING, "folder.png: a folder, where an image file belongs"),
         11: ("1.PNG", Reason.IMAGE_MISSING, "1.PNG: No such file or directory; there is 1.png"),
-        13: (str(tmp_path / "1.png"), Reason.PATH_OUTSIDE, "not a path under the media root"),
+        13: (str(tmp_path.parent / "1.png"), Reason.PATH_OUTSIDE, "not a path under the media root"),
         14: ("sub/../1.png", Reason.PATH_OUTSIDE, "sub/../1.png: not a path under the media root"),
         17: (
             "https://example.com/1.png",
@@ -384,7 +384,7 @@ def test_a_name_in_other_case_is_not_looked_for_outside(
 
 def test_where_no_media_root_is_given_a_missing_file_makes_one_ask(root: Path) -> None:
     row = asks(image="images/a.png")
-    hint = "under the source's own folder; is --media-root right?"
+    hint = "under the source's own folder; is that folder right (`data_dir` of a dataset info, --media-root of the"
 
     assert hint in rejected(root, row).detail
     assert hint not in rejected(root, row, media_root=str(root)).detail
@@ -401,6 +401,26 @@ def test_paths_may_lead_outside_where_that_is_allowed(root: Path) -> None:
     assert [row.reason for row in refused if isinstance(row, RejectedRow)] == [Reason.PATH_OUTSIDE] * 4
     assert [encoded(row) for row in taken[:3]] == [[IMAGE]] * 3
     assert [row.reason for row in taken if isinstance(row, RejectedRow)] == [Reason.PATH_OUTSIDE]
+
+
+def test_an_absolute_path_is_taken_where_it_leads_into_the_media_root(root: Path) -> None:
+    (root / "data").mkdir()
+    (root / "data" / "b.png").write_bytes(OTHER)
+    (root / "data" / "out.png").symlink_to(root / "a.png")
+    (root / "alias").symlink_to(root / "data")
+    inside = [str(root / "data" / "b.png"), str(root / "alias" / "b.png"), str(root / "data" / "gone.png")]
+    outside = [str(root / "a.png"), str(root / "gone.png"), str(root / "data" / "out.png"), "/a\0", f"{root}-b/b.png",
+               str(root / "data" / ".." / "data" / "b.png")]  # fmt: skip
+
+    rows = read_rows(root, *(asks(image=path) for path in inside + outside), media_root=str(root / "alias"))
+
+    assert [encoded(row) for row in rows[:2]] == [[OTHER]] * 2
+    rejected = [row for row in rows if isinstance(row, RejectedRow)]
+    assert [row.reason for row in rejected] == [Reason.IMAGE_MISSING] + [Reason.PATH_OUTSIDE] * len(outside)
+    # What is not in the root is not looked for in the words of a verdict, which say what to do.
+    assert all(
+        "`allow_outside: true` of a dataset info, or --allow-outside" in row.detail for row in rejected[1:]
+    )
 
 
 def test_a_relative_root_is_that_of_the_folder_we_are_in(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

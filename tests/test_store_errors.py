@@ -144,6 +144,15 @@ CALLS: dict[str, Callable[[str, StorageOptions], Any]] = {
 }
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """As a program in the foreground does; one that a shell has put into the background heeds none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 @pytest.mark.parametrize("what", CALLS)
 def test_ctrl_c_ends_a_wait_for_a_silent_store(what: str) -> None:
     with FaultProxy("127.0.0.1:1") as silent:

@@ -100,9 +100,9 @@ def test_what_is_legal_is_what_divides(num_streams: int, ranks: int, workers: in
     ("num_streams", "ranks", "workers", "says"),
     [
         (10, 4, 1, "num_streams=10 must be a multiple of world_size=4; the nearest are 8 and 12"),
-        (3, 4, 0, "num_streams=3 must be a multiple of world_size=4; the nearest are 4"),
-        (0, 4, 0, "num_streams=0 must be a multiple of world_size=4; the nearest are 4"),
-        (-3, 2, 0, "num_streams=-3 must be a multiple of world_size=2; the nearest are 2"),
+        (3, 4, 0, "num_streams=3 must be a multiple of world_size=4; the nearest is 4"),
+        (0, 4, 0, "num_streams=0 must be a multiple of world_size=4; the nearest is 4"),
+        (-3, 2, 0, "num_streams=-3 must be a multiple of world_size=2; the nearest is 2"),
         (
             12,
             2,

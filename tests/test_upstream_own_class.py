@@ -293,7 +293,7 @@ def test_what_cannot_work_is_refused_when_the_dataset_is_built(
     monkeypatch.setitem(DATASET_REGISTRY, "mine", Own)
     mine = {"mine": info[GROUP]}
     for match, groups, where in (
-        ("Own cannot be built with its settings", {"mine": own_entry()}, mine),
+        ("Own cannot be built with what the mixture and the dataset info say", {"mine": own_entry()}, mine),
         ("weight=-1 must be a number from 0 on", {"mine": own_entry(weight=-1, answer=1)}, mine),
         ("has no dataset_names", {"mine": own_entry(dataset_names=[], answer=1)}, mine),
         (
@@ -313,6 +313,81 @@ def test_what_cannot_work_is_refused_when_the_dataset_is_built(
             build(where, groups)
     with pytest.raises(ConfigError, match="no group of mine has an end that is known"):
         build(mine, {"mine": own_entry(answer=1)}).finite(1)
+
+
+@pytest.mark.parametrize("fidelity", ["corrected", "upstream"])
+def test_group_without_a_weight_is_drawn_as_others_are_or_it_is_told_of(
+    info: dict[str, Any], fidelity: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups = beside("vlm_sft")
+    del groups[GROUP]["weight"]
+
+    batches = list(islice(build(info, groups, fidelity=fidelity), 8))
+
+    told = f"group {GROUP!r} has weight 0, as upstream takes it where none is named" in caplog.text
+    assert (len(positions(batches, GROUP)) > 5, told) == (fidelity == "corrected", fidelity == "upstream")
+
+
+def test_group_of_weight_0_is_refused(info: dict[str, Any]) -> None:
+    groups = beside("vlm_sft")
+    groups[GROUP]["weight"] = 0
+
+    with pytest.raises(ConfigError, match=f"group '{GROUP}' has weight 0 and is not mandatory"):
+        build(info, groups)
+
+
+class Leaves(MyEdits):  # type: ignore[misc]
+    """Counts what it leaves out by words of ours, and of its own."""
+
+    def parse_row(self, row: Any) -> dict[str, Any]:
+        if row["number"] % 10 != 2:
+            self._log_drop("too_few_images" if row["number"] % 2 else "dull", "%s", row["number"])
+            return {}
+        sample: dict[str, Any] = super().parse_row(row)
+        return sample
+
+
+def test_drops_are_counted_by_the_words_of_the_class(
+    info: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATASET_REGISTRY, GROUP, Leaves)
+    dataset = build(info, beside())
+
+    list(islice(dataset, 2))
+
+    dropped = dataset.stats()["groups"][GROUP]["dropped"]
+    # Of each six rows, three have an odd number, and two of the others are not number 2.
+    assert dropped["too_few_images"] > 2
+    assert dropped["row_invalid"] > 2
+
+
+class HandsOn(MyEdits):  # type: ignore[misc] # upstream's classes have no types
+    """Knows one setting, and hands on the others."""
+
+    def __init__(self, *args: Any, flavour: str, **others: Any) -> None:
+        super().__init__(*args, **others)
+        self.flavour = flavour
+
+
+def test_a_constructor_that_hands_on_what_it_does_not_know_gets_what_its_bases_need(
+    info: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATASET_REGISTRY, GROUP, HandsOn)
+    entry = {name: value for name, value in mixture(GROUP)[GROUP].items() if name != "num_used_data"}
+
+    dataset = build(info, {GROUP: {**entry, "flavour": "salt"}})
+
+    assert dataset.class_datasets[GROUP].flavour == "salt"
+    assert next(iter(dataset))["sequence_length"] > 0
+
+
+def test_a_group_that_is_not_read_in_upstreams_order_is_told_of(
+    info: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    build(info, beside("t2i_pretrain"), fidelity="upstream")
+
+    told = [record.message for record in caplog.records if "upstream's order" in record.message]
+    assert [message[:24] for message in told] == ["group 't2i_pretrain' is n"[:24]]
 
 
 def test_group_whose_samples_are_all_too_long_is_an_error(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from itertools import islice
+from multiprocessing.context import set_spawning_popen
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from golden_data import tokenizer
 from shard_factory import SPECIAL_TOKENS
-from source_factory import encode_image, write_edit, write_jsonl
+from source_factory import encode_image, talk, write_edit, write_jsonl
 
 from bagel_wds import (
     BagelDatasetConfig,
@@ -20,8 +22,9 @@ from bagel_wds import (
     SftJSONLIterableDataset,
     UnifiedEditIterableDataset,
 )
+from bagel_wds.parquet_info import match_files
 from bagel_wds.upstream.interleave import ParquetRow, parquet_rows, read_row_group
-from bagel_wds.upstream.registry import class_arguments
+from bagel_wds.upstream.registry import class_arguments, row_groups_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +90,7 @@ def test_row_group_that_cannot_be_read_is_passed_over(
 
     assert said == ["0", "1", "2", "3"] * 2
     assert "there is no row group 2, it has 2" in caplog.text
-    assert dataset.num_dropped == 2
+    assert dataset.dropped_by_reason == {"parquet_row_group_parse": 2}
 
 
 def test_rows_are_those_of_pandas(tmp_path: Path) -> None:
@@ -148,6 +151,56 @@ def test_paths_of_an_info_file_are_looked_for_beside_it(
     assert {"weight", "dataset_names"}.isdisjoint(arguments)
     with pytest.raises(ConfigError, match=r"group 'unified_edit': image_transform_args: .*colour"):
         class_arguments("unified_edit", {**entry, "image_transform_args": {"colour": 1}}, info, str(tmp_path))
+
+
+def test_list_of_row_groups_means_the_same_files_in_both_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the current folder, from that of the list, from that of the files, by its end, and whole."""
+    first, _ = write_files(tmp_path / "data" / "seed")
+    (tmp_path / "lists").mkdir()
+    monkeypatch.chdir(tmp_path / "data")
+    for path in ("seed/0.parquet", "../data/seed/./0.parquet", "0.parquet", "data/seed/0.parquet", first):
+        listed = tmp_path / "lists" / "list.json"
+        listed.write_text(json.dumps({path: {"num_row_groups": 2}, "other/1.parquet": {"num_row_groups": 7}}))
+
+        assert row_groups_of(str(listed), str(tmp_path / "data/seed")).get(first) == {"num_row_groups": 2}
+        assert str(tmp_path / "data/seed/1.parquet") not in row_groups_of(str(listed), "seed")
+        assert match_files([path], "seed", ["0.parquet", "1.parquet"], str(listed)) == {path: "0.parquet"}
+
+
+def test_worker_gets_the_paths_of_its_rank_alone(tmp_path: Path) -> None:
+    write_jsonl(
+        tmp_path / "a.jsonl",
+        [{"id": number, "conversations": talk(f"say {number}", f"line {number}")} for number in range(200)],
+    )
+    group = {
+        "dataset_names": ["a"],
+        "image_transform_args": {"max_image_size": 56, "min_image_size": 28, "image_stride": 14},
+    }
+    info = {"vlm_sft": {"a": {"data_dir": str(tmp_path), "jsonl_path": str(tmp_path / "a.jsonl")}}}
+    config = BagelDatasetConfig(
+        grouped_datasets={"vlm_sft": group}, dataset_info=info, fidelity="upstream",
+        expected_num_tokens=100, max_num_tokens=150,
+    )  # fmt: skip
+    dataset = config.build(tokenizer(), SPECIAL_TOKENS, 3, 4, 1, 1)
+
+    set_spawning_popen(dataset)
+    try:
+        for_worker = pickle.dumps(dataset)
+    finally:
+        set_spawning_popen(None)
+
+    assert (for_worker.count(b"line "), pickle.dumps(dataset).count(b"line ")) == (50, 200)
+    there = pickle.loads(for_worker)
+    assert there.class_datasets["vlm_sft"].share_of(0, 1) == dataset.class_datasets["vlm_sft"].share_of(0, 1)
+    assert there.class_datasets["vlm_sft"].status_of(0) is None
+    with pytest.raises(ConfigError, match="'vlm_sft': a worker has the paths of its rank alone"):
+        there.set_epoch(3)
+    whole = pickle.loads(pickle.dumps(dataset))
+    whole.set_epoch(3)
+    dataset.set_epoch(3)
+    assert whole.class_datasets["vlm_sft"].share_of(0, 1) == dataset.class_datasets["vlm_sft"].share_of(0, 1)
 
 
 def test_lines_are_chosen_by_their_own_seed(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_goes_on_with_as_many_workers_alone(info: dict[str, Any]) -> None:
     dataset = build(info)
     next(iter(dataset))
     two = build(info, workers=2)
-    with pytest.raises(ConfigError, match="num_workers=2 must divide the 1 streams"):
+    with pytest.raises(ConfigError, match="num_workers=2 must divide the 1 stream of"):
         two.load_state_dict(dataset.state_dict())
     one = PackedLoader(build(info, workers=1), num_workers=1, multiprocessing_context="fork")
     one.load_state_dict({**dataset.state_dict(), "next_batch": 1})

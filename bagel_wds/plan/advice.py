@@ -57,7 +57,7 @@ def _of_group(group: GroupPlan, plan: RunPlan) -> Iterator[str]:
     if group.samples < streams:
         yield (
             f"{name}: {group.samples} samples are fewer than the {streams} streams, so {streams - group.samples} streams "
-            f"have none in an epoch; set num_streams to {group.samples} or less"
+            f"have none in an epoch; {_fewer_streams(group.samples, plan)}"
         )
         return
     if spread.skew > MOST_SKEW:
@@ -66,11 +66,30 @@ def _of_group(group: GroupPlan, plan: RunPlan) -> Iterator[str]:
             "their epochs drift apart; set num_streams lower"
         )
     if group.openings > MOST_READERS * group.shards:
+        if group.raw_units:
+            yield (
+                f"{name}: a unit of its raw files (a row group, or rows of JSON) is opened "
+                f"{group.openings / group.shards:.1f} times an epoch, each time for a part of it, and what lies before that is "
+                f"passed over; row groups of at most {group.samples // streams} rows would be opened once or twice, or convert "
+                "it to shards"
+            )
+            return
         size = "" if group.bytes is None else f", here of {format_size(group.bytes // streams)}"
         yield (
             f"{name}: a shard is opened {group.openings / group.shards:.1f} times an epoch, each time for a slice of it and "
             f"with its index; shards of at most {group.samples // streams} samples{size} would be opened once or twice"
         )
+
+
+def _fewer_streams(samples: int, plan: RunPlan) -> str:
+    """What is to be done where streams are more than samples."""
+    workers = max(1, plan.num_workers)
+    own = plan.world_size * workers
+    if samples >= own:
+        return f"set num_streams to {samples // own * own} or less"
+    return (
+        f"take fewer ranks or workers, of which there are {plan.world_size} with {workers} each, or add data"
+    )
 
 
 def _of_streams(config: BagelDatasetConfig, plan: RunPlan) -> Iterator[str]:

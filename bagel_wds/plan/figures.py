@@ -41,7 +41,8 @@ class GroupPlan:
     Attributes:
         name: of the group.
         datasets, shards: how many it has.
-        samples: likewise; None where a shard does not tell.
+        raw_units: how many of the shards are units of raw files.
+        samples: how many it has; None where a shard does not tell.
         bytes: of the shards; None where no manifest tells.
         weight, is_mandatory: as in the mixture.
         mean_bytes: of a sample.
@@ -77,6 +78,7 @@ class GroupPlan:
     openings: int
     index_reads: int
     rates: Rates | None
+    raw_units: int = 0
 
 
 @dataclass(frozen=True)

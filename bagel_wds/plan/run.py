@@ -159,6 +159,7 @@ def _plan_group(
         openings=shares.openings,
         index_reads=shares.inside,
         rates=None,
+        raw_units=sum(shard.raw is not None for shard in shards),
     )
 
 

@@ -30,9 +30,10 @@ def plan_lines(plan: RunPlan) -> Iterator[str]:
 def _of_group(group: GroupPlan, text_tokens: int) -> Iterator[tuple[str, str]]:
     samples = "samples unknown" if group.samples is None else _count(group.samples, "sample")
     size = "bytes unknown" if group.bytes is None else format_size(group.bytes)
+    units = f" ({_count(group.raw_units, 'unit')} of raw files)" if group.raw_units else ""
     yield (
         "data",
-        f"{_count(group.datasets, 'dataset')}, {_count(group.shards, 'shard')}, {samples}, {size}",
+        f"{_count(group.datasets, 'dataset')}, {_count(group.shards, 'shard')}{units}, {samples}, {size}",
     )
     if group.samples_per_stream is not None:
         yield "samples", f"{_spread(group.samples_per_stream)} a stream in an epoch"

@@ -27,6 +27,7 @@ class PlanTools:
         patch: pixels a token, along each edge, for each kind.
         frames: which frames of a clip are used.
         upstream: plan as upstream does, mistakes included.
+        has_id: whether the tokenizer has a token id; None where nothing tells.
     """
 
     group: str
@@ -35,6 +36,7 @@ class PlanTools:
     patch: dict[Kind, int] = field(default_factory=lambda: {Kind.VIT_IMAGE: 14, Kind.VAE_IMAGE: 16})
     frames: FrameRule = field(default_factory=FrameRule)
     upstream: bool = False
+    has_id: Callable[[int], bool] | None = None
 
 
 _MISSING_TRANSFORM = {
@@ -78,24 +80,44 @@ class PlanBuilder:
 
         Raises:
             BadSample: if the sample has no such medium, its header cannot be read, or the group has no transform for it.
+            ValueError: if the kind is a text's, a number is below 0, or the medium has no such frame.
         """
+        if kind == Kind.TEXT or min(medium, frame) < 0:
+            raise ValueError(
+                f"view({kind!s}, medium={medium}, frame={frame}): the kind is a picture's, and media and frames are counted from 0"
+            )
         if kind not in self._tools.resize:
             raise BadSample(
                 Reason.TRANSFORM_MISSING, _MISSING_TRANSFORM[kind].format(medium, self._tools.group)
             )
-        if not 0 <= medium < len(self._sample.media):
+        if medium >= len(self._sample.media):
             raise BadSample(
                 Reason.IMAGE_MISSING,
                 f"medium {medium} is shown, and the sample has {len(self._sample.media)}",
             )
-        size_hw = self._sample.media[medium][frame].size_hw
+        pictures = self._sample.media[medium]
+        if frame >= len(pictures):
+            raise ValueError(
+                f"frame {frame} of medium {medium} is shown, which has {len(pictures)}, counted from 0"
+            )
+        size_hw = pictures[frame].size_hw
         self._views.append(View(medium, frame, kind, self._tools.resize[kind].size(size_hw, img_num)))
         return len(self._views) - 1
 
     def segment(self, kind: Kind, view: int, *, loss: bool = False, cfg: bool = False) -> None:
-        """Add the segment of a view. A view beyond the last is a fault of the sample that `build` reports."""
+        """Add the segment of a view. One of a view beyond the last has no tokens; `check_views` refuses such plans.
+
+        Raises:
+            ValueError: if the view is below 0, or of another kind.
+        """
+        if view < 0:
+            raise ValueError(
+                f"segment({kind!s}, view={view}): views are counted from 0, as `view` gives their numbers"
+            )
         tokens = 0
         if view < len(self._views):
+            if self._views[view].kind != kind:
+                raise ValueError(f"segment({kind!s}, view={view}): the view is a {self._views[view].kind!s}")
             rows, columns = patch_grid(self._views[view].size_hw, self._tools.patch[kind])
             tokens = rows * columns + 2
         self._segments.append(Segment(kind, num_tokens=tokens, loss=loss, enable_cfg=cfg, view=view))
@@ -139,6 +161,24 @@ class PlanBuilder:
                     split_end=is_last,
                     frame_delta=None if is_last else frames[place + 1] - frame,
                 )
+
+    def frames(self, medium: int, frames: Sequence[int], *, cfg: bool = False, img_num: int = 1) -> None:
+        """Add frames of a clip for the ViT, or its only one of an image; each is a picture with a split of its own.
+
+        Args:
+            medium: number of the clip.
+            frames: their numbers.
+            cfg: whether dropout may leave them out: all of them or none.
+            img_num: pictures that share the `max_pixels` of the transform.
+
+        Raises:
+            BadSample: as `view`.
+            ValueError: as `view`.
+        """
+        for place, frame in enumerate(frames):
+            self.segment(Kind.VIT_IMAGE, self.view(Kind.VIT_IMAGE, medium, frame, img_num=img_num), cfg=cfg)
+            if cfg and place > 0:
+                self._segments[-1] = replace(self._segments[-1], shares_dropout=True)
 
     def build(self) -> SamplePlan:
         """The plan.

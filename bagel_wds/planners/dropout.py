@@ -37,7 +37,7 @@ def settle(plan: SamplePlan, rates: DropoutRates, draws: Draws, *, upstream: boo
     settled: list[Segment] = []
     dropped, timestep = False, -math.inf
     for i, segment in enumerate(plan.segments):
-        if upstream or (segment.split_start and not _goes_on(plan, i)):
+        if upstream or (segment.split_start and not segment.shares_dropout):
             dropped = segment.enable_cfg and draws.random(f"dropout:{i}") < rates.of(segment.kind)
         if dropped:
             settled.append(replace(segment, dropped=True))
@@ -49,15 +49,3 @@ def settle(plan: SamplePlan, rates: DropoutRates, draws: Draws, *, upstream: boo
         else:
             settled.append(segment)
     return plan.with_segments(tuple(settled))
-
-
-def _goes_on(plan: SamplePlan, number: int) -> bool:
-    """Whether a segment shows to the ViT a later frame of the clip that the segment before it shows."""
-    segment = plan.segments[number]
-    if number == 0 or segment.kind is not Kind.VIT_IMAGE or not segment.enable_cfg:
-        return False
-    before = plan.segments[number - 1]
-    if before.kind is not Kind.VIT_IMAGE or not before.enable_cfg:
-        return False
-    first, second = plan.views[before.view], plan.views[segment.view]
-    return first.medium == second.medium and first.frame < second.frame

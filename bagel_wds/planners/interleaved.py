@@ -92,6 +92,4 @@ def _add_medium(
         if item.vae:
             plan.image(Kind.VAE_IMAGE, medium, cfg=item.cfg)
     if item.vit:
-        for frame in frames:
-            view = plan.view(Kind.VIT_IMAGE, medium, frame, img_num=num_shown)
-            plan.segment(Kind.VIT_IMAGE, view, cfg=item.cfg)
+        plan.frames(medium, frames, cfg=item.cfg, img_num=num_shown)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import pickle
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from inspect import isfunction
 from typing import TYPE_CHECKING
 
-from bagel_wds.errors import BadSample, ConfigError, PlannerError
+from bagel_wds.errors import BadSample, ConfigError, PlannerError, Reason
 from bagel_wds.planners.edit import plan_edit
 from bagel_wds.planners.interleaved import plan_interleaved
+from bagel_wds.planners.own_plan import PlanFaultError, check_plan, has_loss
 from bagel_wds.planners.t2i import plan_t2i
 from bagel_wds.planners.vlm import plan_vlm
 from bagel_wds.records import SamplePlan
@@ -53,13 +56,18 @@ class OwnPlanner:
         """The plan of a sample.
 
         Raises:
-            BadSample: as the function does.
-            PlannerError: naming the sample, if the function fails in any other way, or gives no plan.
+            BadSample: as the function does; `no_loss` for a plan of which nothing has loss.
+            PlannerError: naming the sample, if the function fails in any other way, or gives no plan that can be.
         """
         try:
             planned = self.plan(sample, tools, draws)
-        except BadSample:
-            raise
+        except BadSample as bad:
+            if isinstance(getattr(bad, "reason", None), Reason):
+                raise
+            raise PlannerError(
+                f"recipe {self.recipe!r} refused sample {sample.key!r} of {redact(sample.url)} by {bad!r}, whose reason is none "
+                "of bagel_wds.Reason; say one of those, such as BadSample(Reason.ROW_INVALID, ...)"
+            ) from bad
         except Exception as error:
             raise PlannerError(
                 f"recipe {self.recipe!r} failed on sample {sample.key!r} of {redact(sample.url)}: {error!r}; to leave such "
@@ -70,6 +78,19 @@ class OwnPlanner:
                 f"recipe {self.recipe!r} gave {type(planned).__name__} for sample {sample.key!r}, not a SamplePlan; end "
                 "the planner with `return plan.build()`"
             )
+        try:
+            check_plan(planned, sample, tools)
+        except BadSample:
+            # Of a clip whose header cannot be read.
+            raise
+        except Exception as error:
+            # What stands in the fields of a plan that was not built with PlanBuilder is not known.
+            what = error if isinstance(error, PlanFaultError) else repr(error)
+            raise PlannerError(
+                f"recipe {self.recipe!r} gave a plan that cannot be for sample {sample.key!r} of {redact(sample.url)}: {what}"
+            ) from error
+        if not has_loss(planned):
+            raise BadSample(Reason.NO_LOSS, f"none of the {len(planned.segments)} segments has loss")
         return planned
 
 
@@ -81,15 +102,17 @@ def register_planner(name: str, plan: Planner) -> None:
         plan: `(sample, tools, draws) -> SamplePlan`, at the top level of its module.
 
     Raises:
-        ConfigError: for a name that is taken by another function, or a function that workers could not find.
+        ConfigError: for a name that is taken by another function, a function that workers could not find, or what is none.
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"register_planner({name!r}, ...): a name is a string, not {type(name).__name__}")
     if not name or ":" in name:
         raise ConfigError(
             f"register_planner({name!r}): a name has no colon, which marks an import path, and is not empty"
         )
+    check_callable(f"register_planner({name!r}, ...): the planner", plan)
     there = PLANNERS.get(name)
-    # A module that is loaded again, or a cell that is run again, brings the same function anew.
-    if there is not None and (name in BUILT_IN or _home(there) != _home(plan)):
+    if there is not None and (name in BUILT_IN or not _is_same(there, plan)):
         raise ConfigError(f"register_planner({name!r}): the name is taken by {_home(there)}; give another")
     check_portable(name, plan)
     PLANNERS[name] = plan
@@ -97,7 +120,34 @@ def register_planner(name: str, plan: Planner) -> None:
 
 def _home(plan: Planner) -> str:
     """Where a function is found."""
+    if isinstance(plan, partial):
+        return f"a partial of {_home(plan.func)}"
     return f"{getattr(plan, '__module__', '?')}:{getattr(plan, '__qualname__', type(plan).__qualname__)}"
+
+
+def _is_same(there: object, plan: object) -> bool:
+    """Whether two planners are one: a module that is loaded again, or a cell that is run again, brings it anew."""
+    if isinstance(there, partial) and isinstance(plan, partial):
+        return _is_same(there.func, plan.func) and (there.args, there.keywords) == (plan.args, plan.keywords)
+    if isfunction(there) and isfunction(plan):
+        return _home(there) == _home(plan)
+    return bool(there == plan)
+
+
+def check_callable(where: str, plan: object) -> None:
+    """Refuse what is no function, nor works like one.
+
+    Raises:
+        ConfigError: saying what it is.
+    """
+    if isinstance(plan, type):
+        raise ConfigError(
+            f"{where} is the class {plan.__qualname__}; give a function `(sample, tools, draws)`, or an instance that works as one"
+        )
+    if not callable(plan):
+        raise ConfigError(
+            f"{where} is {type(plan).__name__}, not a function; give one that takes `(sample, tools, draws)`"
+        )
 
 
 def check_portable(recipe: str, plan: Planner) -> None:
@@ -143,9 +193,8 @@ def _import(recipe: str, group: str) -> Planner:
     module, _, name = recipe.partition(":")
     try:
         plan: Planner = getattr(import_module(module), name)
-    except Exception as error:
-        # What a module of the user's own may raise while it is loaded is not known.
+    except (Exception, SystemExit) as error:
+        # What a module of the user's own may raise while it is loaded is not known; a script may end itself.
         raise ConfigError(f"group {group!r}: recipe {recipe!r} cannot be imported: {error!r}") from error
-    if not callable(plan):
-        raise ConfigError(f"group {group!r}: recipe {recipe!r} is {type(plan).__name__}, not a function")
+    check_callable(f"group {group!r}: recipe {recipe!r}", plan)
     return plan

@@ -44,6 +44,8 @@ from bagel_wds.sources.rows import (
     SourcePlan,
     SourceSample,
     Verify,
+    absolute,
+    absolute_source,
     list_files,
 )
 
@@ -78,6 +80,8 @@ __all__ = [
     "SourcePlan",
     "SourceSample",
     "Verify",
+    "absolute",
+    "absolute_source",
     "describe_file",
     "describe_files",
     "list_files",

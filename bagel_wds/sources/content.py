@@ -59,15 +59,26 @@ def open_digested(root: str, name: str, options: StorageOptions | None = None) -
         ConfigError: if it cannot be opened.
     """
     path = storage.join(root, name)
-    return DigestedFile(_open(path, options), path, name)
+    try:
+        # Before it is read, so that what is written to it meanwhile shows.
+        version = storage.version(path, options)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return DigestedFile(_open(path, options), path, name, version)
 
 
 def _open(path: str, options: StorageOptions | None) -> io.BufferedReader:
     try:
         file = cast("io.BufferedReader", storage.open_read(path, options))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     return file if storage.is_local(path) else io.BufferedReader(_RemoteFile(file), BUFFER_BYTES)
+
+
+def _unreadable(path: str, error: OSError) -> ConfigError:
+    # A store's own error names the object, and what to do.
+    told = f"{path}: cannot be read: {error.strerror}" if storage.is_local(path) else str(error)
+    return ConfigError(told)
 
 
 class _RemoteFile(io.RawIOBase):
@@ -128,12 +139,16 @@ class DigestedFile(io.RawIOBase):
         file: that is read, and closed with this.
         path: of it.
         name: relative to the source's root.
+        version: of it, see `storage.version`.
     """
 
-    def __init__(self, file: io.BufferedReader, path: str, name: str) -> None:
+    def __init__(
+        self, file: io.BufferedReader, path: str, name: str, version: tuple[int, int | str | None]
+    ) -> None:
         self._file = file
         self._path = path
         self._name = name
+        self._version = version
         self._digest = xxhash.xxh3_128()
         self._num_bytes = 0
 
@@ -162,7 +177,8 @@ class DigestedFile(io.RawIOBase):
         """The whole file, whatever was read of it."""
         while self.read(BUFFER_BYTES):
             pass
-        return SourceFile(self._name, self._num_bytes, f"xxh3_128:{self._digest.hexdigest()}")
+        digest = f"xxh3_128:{self._digest.hexdigest()}"
+        return SourceFile(self._name, self._num_bytes, digest, self._version)
 
 
 def _decompress(file: io.BufferedReader, path: str) -> io.BufferedReader:

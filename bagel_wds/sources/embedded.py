@@ -32,6 +32,7 @@ def read_embedded_image(value: Any, name: str, source: Source) -> SourceImage:
     if source.media_root is None:
         raise BadSample(
             Reason.IMAGE_MISSING,
-            f"{name}: its bytes are null, and it names {path}; give the folder of the files as --media-root to read them",
+            f"{name}: its bytes are null, and it names {path}; to read such files convert the dataset by itself, with their "
+            "folder as --media-root",
         )
     return read_image(path, source, find_media_root(source))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby, islice
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from bagel_wds.sources.content import DigestedFile
 
 _DIGITS_AS_ZEROS = bytes(ord("0") if chr(octet) in "0123456789" else ord(" ") for octet in range(256))
+_WIDE = re.compile(
+    rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff|[^\0]\0(?:[^\0]\0|\0\0)|\0[^\0]\0[^\0]|\0\0\0[^\0]", re.DOTALL
+)
+"""How UTF-16 and UTF-32 begin, with a byte order mark or with ASCII."""
 _LONG_INTEGER = b"0" * 19
 """How an integer that may not fit into 64 bits looks in it."""
 
@@ -205,9 +210,14 @@ def _open_rows(source: Source, file: str) -> Iterator[tuple[Iterator[_Rows], Dig
 def _is_array(content: io.BufferedReader, path: str) -> bool:
     """Whether a file, at whose start we are, is an array and not lines."""
     head = content.peek()
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in head[:2]:
+    if _WIDE.match(head):
         raise ConfigError(
             f"{path}: UTF-16 or UTF-32; write it anew as UTF-8, as `iconv -f UTF-16 -t UTF-8` does"
+        )
+    if b"\0" in head[:2]:
+        raise ConfigError(
+            f"{path}: begins with {head[:4]!r}, and no JSON has zero bytes; was it written, or copied, to its end? Copy it anew "
+            "from where it came from"
         )
     return head.lstrip(lines.BLANK).startswith(b"[")
 

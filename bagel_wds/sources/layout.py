@@ -145,7 +145,7 @@ def _check_there(
     for either in layout.required:
         if not set(either) & set(by_name):
             raise ConfigError(
-                f"{file}: no column {' or '.join(map(repr, either))}{_nearest(either[0], names)} "
+                f"{file}: no column {' or '.join(map(repr, either))}{_nearest(either[0], names)}"
                 f"{_options(either)}"
             )
 
@@ -162,7 +162,9 @@ _OPTIONS = {
 
 def _options(either: Sequence[str]) -> str:
     return "".join(
-        f" (if it is called otherwise, give {_OPTIONS[name]})" for name in either if name in _OPTIONS
+        f" (if it is called otherwise, give {_OPTIONS[name]}, or `columns: {{{name}: ...}}` in a dataset info)"
+        for name in either
+        if name in _OPTIONS
     )
 
 

@@ -1,7 +1,7 @@
 """Media that a row names: files, and folders of frames, by a path under the media root, and bytes inside the row.
 
-A path may not lead out of the root: one that is absolute, has a `..` in it, or goes out through a link is refused,
-unless the source allows it. A URL in a row is never fetched. The root itself may be a folder of a bucket.
+A path may not lead out of the root: one that has a `..` in it, or goes out from `/` or through a link is refused, unless the
+source allows it. A URL in a row is never fetched. The root itself may be a folder of a bucket.
 """
 
 from __future__ import annotations
@@ -263,12 +263,14 @@ def _check_path(path: str, source: Source) -> None:
             Reason.PATH_OUTSIDE,
             f"{path[:200]}: a URL, and none is fetched; download it first, and name the file in the row",
         )
-    if not source.allow_outside and (path.startswith("/") or ".." in path.split("/")):
-        raise BadSample(Reason.PATH_OUTSIDE, f"{path}: not a path under the media root")
+    if not source.allow_outside and ".." in path.split("/"):
+        raise remote_media.outside(path)
 
 
 def _locate(path: str, source: Source, root: Path, missing: Reason) -> Path:
     """The file or folder that a path names, with its links resolved."""
+    if path.startswith("/") and not source.allow_outside and not _is_inside(path, root):
+        raise remote_media.outside(path)
     try:
         found = (root / path).resolve(strict=True)
     except OSError as error:
@@ -278,8 +280,16 @@ def _locate(path: str, source: Source, root: Path, missing: Reason) -> Path:
         # A zero byte in the name; a ring of links.
         raise BadSample(missing, f"{path!r}: {type(error).__name__}") from error
     if not source.allow_outside and not found.is_relative_to(root):
-        raise BadSample(Reason.PATH_OUTSIDE, f"{path}: a link that leads out of the media root")
+        raise remote_media.outside(path, "a link that leads out of the media root")
     return found
+
+
+def _is_inside(path: str, root: Path) -> bool:
+    """Whether an absolute path leads into the root, be there such a file or not."""
+    try:
+        return Path(path).resolve().is_relative_to(root)
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def _absent(error: OSError, path: str, reason: Reason, hint: str = "") -> BadSample | OSError:

@@ -142,7 +142,8 @@ def side_by_side(source: Source, work: Callable[[str], T], files: Sequence[str])
 
 def _read_end(source: Source, path: str, file: str) -> tuple[SourceFile, bytes]:
     """What a file is told by, and its end: the footer and what comes behind it, which can be opened as a file of no rows."""
-    size = storage.size(path, source.options)
+    version = storage.version(path, source.options)
+    size = version[0]
     end = _read_last(source, path, size, min(size, _GUESSED_BYTES))
     if not end.endswith(_MAGIC):
         raise ConfigError(
@@ -152,7 +153,7 @@ def _read_end(source: Source, path: str, file: str) -> tuple[SourceFile, bytes]:
     if length > len(end):
         end = _read_last(source, path, size, min(size, length))
     end = end[-length:]
-    return SourceFile(file, size, f"xxh3_128:{xxhash.xxh3_128_hexdigest(end)}"), end
+    return SourceFile(file, size, f"xxh3_128:{xxhash.xxh3_128_hexdigest(end)}", version), end
 
 
 def _read_last(source: Source, path: str, size: int, length: int) -> bytes:
@@ -291,6 +292,12 @@ def _read_batches(
             buffer_size=READ_BYTES if storage.is_local(path) else REMOTE_READ_BYTES,
         ) as parquet,
     ):
+        # What was planned from may have been replaced.
+        check_schema(parquet.schema_arrow, path, layout, source.columns)
+        if parquet.metadata.num_row_groups < piece.stop:
+            raise ConfigError(
+                f"{path}: there is no row group {piece.stop - 1}, it has {parquet.metadata.num_row_groups}; did the file change?"
+            )
         columns = _columns(parquet.schema_arrow, source, layout)
         for group in range(piece.first, piece.stop):
             held = parquet.metadata.row_group(group).num_rows

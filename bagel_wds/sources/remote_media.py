@@ -74,7 +74,9 @@ def list_folder(path: str, source: Source, root: str) -> list[str] | None:
 
 def _locate(path: str, root: str, missing: Reason) -> str:
     if path.startswith("/"):
-        raise BadSample(Reason.PATH_OUTSIDE, f"{path}: not a path under the media root")
+        raise BadSample(
+            Reason.PATH_OUTSIDE, f"{path}: a path from the root of a disk, and the media root is in a bucket"
+        )
     try:
         num_bytes = len(path.encode())
     except UnicodeEncodeError as error:
@@ -101,4 +103,14 @@ def where_hint(source: Source) -> str:
     Which folder that is stays unsaid: a quarantine holds no path of the machine that it was written on.
     """
     where = "the source's own folder" if source.media_root is None else "the media root"
-    return f" under {where}; is --media-root right?"
+    return (
+        f" under {where}; is that folder right (`data_dir` of a dataset info, --media-root of the command)?"
+    )
+
+
+def outside(path: str, why: str = "not a path under the media root") -> BadSample:
+    """The verdict on a path that leads out of the media root, and how it is taken nevertheless."""
+    return BadSample(
+        Reason.PATH_OUTSIDE,
+        f"{path[:200]}: {why}; `allow_outside: true` of a dataset info, or --allow-outside of the command, takes it",
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from bagel_wds import storage
 from bagel_wds.clips import ClipHeader, read_clip_header
 from bagel_wds.errors import BadSample, ConfigError
 from bagel_wds.images import ImageHeader, read_header, verify_end, verify_pixels
@@ -96,6 +97,19 @@ class Source:
     def media_folder(self) -> str:
         """The folder that media paths are relative to."""
         return self.media_root or self.root
+
+
+def absolute(url: str) -> str:
+    """A path from the root of the disk, for work that is done elsewhere or later; a URL as it is."""
+    return str(storage.local_path(url).absolute()) if storage.is_local(url) else url
+
+
+def absolute_source(source: Source) -> Source:
+    """The same files and rows, named from the root of the disk; enough to read slices that were cut before."""
+    media_root = None if source.media_root is None else absolute(source.media_root)
+    # A web server says of no URL that it is a folder's: the slash does.
+    slash = "/" if storage.scheme_of(source.root) in storage.WEB else ""
+    return replace(source, path=absolute(source.root) + slash, media_root=media_root)
 
 
 def check_max_units(source: Source) -> None:
@@ -190,11 +204,14 @@ class SourceFile:
         name: path relative to the source's root.
         bytes: its size.
         digest: of its content, `xxh3_128:` and 32 hexadecimal digits: of a parquet file's footer, of a whole JSONL.
+        version: what `storage.version` told before it was read; None of a file that a record tells of. It says nothing of the
+            content, so it is not compared.
     """
 
     name: str
     bytes: int
     digest: str
+    version: tuple[int, int | str | None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

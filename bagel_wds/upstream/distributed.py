@@ -15,6 +15,7 @@ from bagel_wds.errors import BadSample, ConfigError, NoUsableSampleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Self
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class DistributedIterableDataset(IterableDataset[dict[str, Any]]):
         self.data_status: Any = None
         self._resume_data_status: Any = None
         self._drop_counters: dict[str, int] = {}
+        self._knows_other_ranks = True
 
     def get_data_paths(self, *args: Any, **kwargs: Any) -> list[Any]:
         """All paths, whoever will read them: strings, or tuples that begin with two values to sort by."""
@@ -81,21 +83,33 @@ class DistributedIterableDataset(IterableDataset[dict[str, Any]]):
         """Order the paths by a seed, and take this rank's share of them.
 
         Raises:
-            ConfigError: if there are fewer paths than ranks.
+            ConfigError: if there are fewer paths than ranks; in a worker process, which has its rank's share alone.
         """
         if self.data_paths is None:
             return
+        if not self._knows_other_ranks:
+            raise ConfigError(
+                f"dataset {self.dataset_name!r}: a worker has the paths of its rank alone, and cannot order them anew; call "
+                "set_epoch where the DataLoader is made"
+            )
         paths = self._sorted(self.data_paths)
         self.rng.seed(seed)
         self.rng.shuffle(paths)
         self.num_files_per_rank, left = divmod(len(paths), self.world_size)
         if not self.num_files_per_rank:
             raise ConfigError(
-                f"dataset {self.dataset_name!r} has {len(paths)} paths for world_size={self.world_size}; each rank needs one"
+                f"dataset {self.dataset_name!r} has {len(paths)} paths for world_size={self.world_size}, and each rank needs "
+                "one; take fewer ranks, split the files, or name a larger num_used_data, which repeats them"
             )
         self._tell_of(left, self.world_size, "ranks")
         start = self.local_rank * self.num_files_per_rank
         self.data_paths_per_rank = paths[start : start + self.num_files_per_rank]
+
+    def of_this_rank(self) -> Self:
+        """A copy that has this rank's share of the paths alone, in the order that it has now."""
+        other = copy.copy(self)
+        vars(other).update(data_paths=[], _knows_other_ranks=False)
+        return other
 
     def _sorted(self, paths: Sequence[Any]) -> list[Any]:
         if not paths:
@@ -133,7 +147,8 @@ class DistributedIterableDataset(IterableDataset[dict[str, Any]]):
         if not each:
             raise ConfigError(
                 f"dataset {self.dataset_name!r} has {self.num_files_per_rank} paths on rank {self.local_rank} for "
-                f"{num_workers} workers; each worker needs one"
+                f"{num_workers} workers, and each worker needs one; take fewer workers, split the files, or name a larger "
+                "num_used_data, which repeats them"
             )
         if worker == 0:
             self._tell_of(left, num_workers, "workers")
@@ -200,9 +215,9 @@ class DistributedIterableDataset(IterableDataset[dict[str, Any]]):
             )
 
     @property
-    def num_dropped(self) -> int:
-        """How many rows this process has left out."""
-        return sum(self._drop_counters.values())
+    def dropped_by_reason(self) -> dict[str, int]:
+        """How many rows this process has left out, by reason."""
+        return dict(self._drop_counters)
 
     def walk(
         self,

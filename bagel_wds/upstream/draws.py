@@ -6,42 +6,27 @@ import random
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from bagel_wds.rng import CallOrderDraws
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from bagel_wds.rng import CallOrderDraws
+    from collections.abc import Iterator
 
 
-class ProcessDraws:
+class ProcessDraws(CallOrderDraws):
     """Draws in the order of the calls from the process-wide `random` and `numpy.random`, which it never seeds.
 
     For upstream's classes called by themselves, whose callers seed these two. Nothing else in this package uses it.
     """
 
-    def random(self, purpose: str) -> float:  # noqa: ARG002
-        """The next float of Python's generator."""
-        return random.random()  # noqa: S311 - not for secrets
-
-    def choice(self, n: int, purpose: str) -> int:  # noqa: ARG002
-        """The next choice of Python's generator."""
-        return random.choice(range(n))  # noqa: S311
-
-    def randint(self, low: int, high: int, purpose: str) -> int:  # noqa: ARG002
-        """The next integer of NumPy's generator."""
-        return int(np.random.randint(low, high))  # noqa: NPY002 - upstream's generator
-
-    def normal(self, purpose: str) -> float:  # noqa: ARG002
-        """The next normal float of NumPy's generator."""
-        return float(np.random.randn())  # noqa: NPY002
-
-    def permutation(self, n: int, purpose: str) -> Sequence[int]:  # noqa: ARG002
-        """The next permutation of NumPy's generator."""
-        return [int(i) for i in np.random.permutation(n)]  # noqa: NPY002
+    def __init__(self) -> None:
+        # Each module has the methods of a generator, and they are those of its process-wide one.
+        modules: tuple[Any, Any] = random, np.random
+        self.python, self.numpy = modules
 
 
 @dataclass

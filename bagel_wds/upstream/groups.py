@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from bagel_wds import storage
-from bagel_wds.config import BUILT_IN_RECIPES, Fidelity, resolve_mapping
+from bagel_wds.config import BUILT_IN_RECIPES, Fidelity, GroupConfig, resolve_mapping
 from bagel_wds.errors import ConfigError
 from bagel_wds.groups import OwnGroup
 from bagel_wds.upstream import registry
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from bagel_wds.planners import PlanTools
     from bagel_wds.records import RawSample, SamplePlan
     from bagel_wds.rng import Draws
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +48,25 @@ def read_mixture(config: BagelDatasetConfig) -> dict[str, object]:
     mixture = resolve_mapping(
         config.grouped_datasets, config.grouped_datasets_path, "grouped_datasets", config.storage_options
     )
-    return {name: _read_group(name, group) for name, group in mixture.items()}
+    return {name: _read_group(name, group, config) for name, group in mixture.items()}
 
 
-def _read_group(name: str, group: object) -> object:
+def _read_group(name: str, group: object, config: BagelDatasetConfig) -> object:
     if not isinstance(group, dict):
         return group
     own = registry.own_class(name, group)
     if own is None:
-        known = registry.RECIPES.get(registry.DATASET_REGISTRY.get(name, object))
+        known = registry.RECIPE_OF_CLASS.get(registry.DATASET_REGISTRY.get(name, object))
         return {"recipe": known, **group} if known and name not in BUILT_IN_RECIPES else group
-    weight = group.get("weight", 0.0)
+    # BAGEL: a group without a weight has none. Ours has 1, as every other group.
+    weight = group.get("weight", 0.0 if config.fidelity == Fidelity.UPSTREAM else GroupConfig.weight)
     if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
         raise ConfigError(f"group {name!r}: weight={weight!r} must be a number from 0 on")
+    if weight == 0 and not group.get("is_mandatory", False) and config.fidelity == Fidelity.UPSTREAM:
+        logger.warning(
+            "group %r has weight 0, as upstream takes it where none is named, and is not mandatory, so it is never drawn",
+            name,
+        )
     return ClassGroup(
         dataset_names=tuple(group.get("dataset_names") or ()),
         weight=float(weight),
@@ -97,6 +106,12 @@ def groups_of_classes(config: BagelDatasetConfig, mixture: Mapping[str, object])
             entry = registry.entry_of(name, group)
             if registry.is_raw(name, entry, info, folder):
                 found[name] = entry
+            else:
+                logger.warning(
+                    "group %r is not read in upstream's order, so its batches are not upstream's: that is known of raw files in "
+                    "upstream's layout alone (local, parquet in data_dir itself, .jsonl, none of our keys)",
+                    name,
+                )
     return found
 
 
@@ -128,7 +143,7 @@ def check_status(data_status: object | None, config: BagelDatasetConfig, of_clas
 def identity_of(dataset: object) -> str:
     """The class of a dataset; of one of ours with what its rows are."""
     name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-    if type(dataset) not in registry.RECIPES or not isinstance(dataset, DistributedIterableDataset):
+    if type(dataset) not in registry.RECIPE_OF_CLASS or not isinstance(dataset, DistributedIterableDataset):
         return name
     digest = xxhash.xxh3_64()
     for path in dataset.data_paths or ():

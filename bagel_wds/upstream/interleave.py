@@ -219,14 +219,20 @@ class ParquetStandardIterableDataset(DistributedIterableDataset):
                 yield Row((place, number), f"row {number} of {name}", value)
 
     def tables(
-        self, groups: Sequence[RowGroup], behind: Sequence[int] | None
+        self, groups: Sequence[RowGroup], behind: Sequence[int] | None, columns: Sequence[str] | None = None
     ) -> Iterator[tuple[int, int, str, pa.Table]]:
-        """Number, first row that is wanted, name and content of each row group, from a position on."""
+        """Number, first row that is wanted, name and content of each row group, from a position on.
+
+        Args:
+            groups: row groups.
+            behind: the position.
+            columns: those of the content, where the file has them; None is all.
+        """
         first, row = (behind[0], behind[1] + 1) if behind else (0, 0)
         for place, (path, group) in enumerate(groups[first:], first):
             name = f"row group {group} of {path}"
             try:
-                yield place, row, name, read_row_group(path, group)
+                yield place, row, name, read_row_group(path, group, columns)
             except ConfigError as error:
                 self._log_drop("parquet_row_group_parse", "%s", error)
             row = 0

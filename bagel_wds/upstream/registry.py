@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import asdict
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagel_wds.config import FrameConfig, GroupConfig, TransformConfig
 from bagel_wds.errors import ConfigError
-from bagel_wds.parquet_info import COUNT, read_parquet_info
+from bagel_wds.parquet_info import COUNT, match_files, read_parquet_info
 from bagel_wds.raw_info import find_place
 from bagel_wds.upstream.frame_sampler import FrameSampler
 from bagel_wds.upstream.interleave import UnifiedEditIterableDataset
@@ -30,7 +30,7 @@ DATASET_REGISTRY: dict[str, type[Any]] = {
 DEFAULT_DATASET_INFO: dict[str, Any] = {}
 """Empty, and not used: where datasets lie is said in the settings."""
 
-RECIPES: dict[type[Any], str] = {
+RECIPE_OF_CLASS: dict[type[Any], str] = {
     T2IIterableDataset: "t2i",
     SftJSONLIterableDataset: "vlm",
     UnifiedEditIterableDataset: "edit",
@@ -74,7 +74,7 @@ def build_class(
         )
     except TypeError as error:
         raise ConfigError(
-            f"group {name!r}: {found.__name__} cannot be built with its settings: {error}"
+            f"group {name!r}: {found.__name__} cannot be built with what the mixture and the dataset info say: {error}"
         ) from error
 
 
@@ -83,7 +83,7 @@ def _filled(found: type[Any], arguments: dict[str, Any]) -> dict[str, Any]:
 
     What such a file has beside, our own classes are not told.
     """
-    known = inspect.signature(found).parameters
+    known = _parameters(found)
     defaults = {
         "num_used_data": [None] * len(arguments["data_dir_list"]),
         "frame_sampler": FrameSampler(),
@@ -94,8 +94,21 @@ def _filled(found: type[Any], arguments: dict[str, Any]) -> dict[str, Any]:
         for key, value in defaults.items()
         if key in known and known[key].default is inspect.Parameter.empty and key not in arguments
     }
-    given = {key: value for key, value in arguments.items() if found not in RECIPES or key in known}
+    given = {key: value for key, value in arguments.items() if found not in RECIPE_OF_CLASS or key in known}
     return {**given, **missing}
+
+
+def _parameters(found: type[Any]) -> dict[str, inspect.Parameter]:
+    """What a class can be built with; where its constructor hands on what it does not know, what its bases' take, too."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for base in inspect.getmro(found):
+        if "__init__" not in vars(base):
+            continue
+        own = inspect.signature(vars(base)["__init__"]).parameters
+        parameters = {**own, **parameters}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
+            break
+    return parameters
 
 
 _OURS = ("weight", "is_mandatory", "dataset_names", "recipe", "resume_data_status")
@@ -106,13 +119,13 @@ def group_class(name: str, entry: Mapping[str, Any]) -> type[Any] | None:
     """The class of a group: the one that is registered under its name, else ours for its recipe."""
     if name in DATASET_REGISTRY and entry.get("recipe") is None:
         return DATASET_REGISTRY[name]
-    return next((kind for kind, recipe in RECIPES.items() if recipe == entry.get("recipe")), None)
+    return next((kind for kind, recipe in RECIPE_OF_CLASS.items() if recipe == entry.get("recipe")), None)
 
 
 def own_class(name: str, entry: Mapping[str, Any]) -> type[Any] | None:
     """The class of a group that is a user's; None for what this package plans itself."""
     found = group_class(name, entry)
-    return None if found is None or found in RECIPES else found
+    return None if found is None or found in RECIPE_OF_CLASS else found
 
 
 def is_raw(name: str, entry: Mapping[str, Any], info: Mapping[str, Any], folder: str = "") -> bool:
@@ -121,7 +134,7 @@ def is_raw(name: str, entry: Mapping[str, Any], info: Mapping[str, Any], folder:
     Otherwise it is read as in the default fidelity.
     """
     found, datasets = group_class(name, entry), info.get(name)
-    if found not in RECIPES or not isinstance(datasets, dict):
+    if found not in RECIPE_OF_CLASS or not isinstance(datasets, dict):
         return False
     places = [datasets.get(dataset) for dataset in entry.get("dataset_names") or ()]
     return bool(places) and all(
@@ -235,7 +248,7 @@ def _found(path: object, folder: str, where: str) -> str:
 def row_groups_of(path: str, data_dir: str) -> dict[str, Any]:
     """Upstream's list of parquet files, each with its `num_row_groups`, its paths as they stand, and those in `data_dir` anew.
 
-    A relative path is that of the file whose own path ends in it.
+    Which file a path means is as in `match_files`.
 
     Raises:
         ConfigError: if it is no such list.
@@ -243,10 +256,7 @@ def row_groups_of(path: str, data_dir: str) -> dict[str, Any]:
     info: dict[str, Any] = {
         file: {COUNT: count} for file, count in read_parquet_info(path).items() if count is not None
     }
-    by_end = {PurePath(file).parts: entry for file, entry in info.items() if not PurePath(file).is_absolute()}
-    for name in sorted(os.listdir(data_dir)):  # noqa: PTH208 - names are what is wanted
-        parts = (Path(data_dir).absolute() / name).parts
-        entry = next((by_end[end] for start in range(len(parts)) if (end := parts[start:]) in by_end), None)
-        if entry is not None:
-            info.setdefault(os.path.join(data_dir, name), entry)  # noqa: PTH118 - upstream's paths
+    names = sorted(os.listdir(data_dir))  # noqa: PTH208 - names are what is wanted
+    for file, name in match_files(list(info), data_dir, names, path).items():
+        info.setdefault(os.path.join(data_dir, name), info[file])  # noqa: PTH118 - upstream's paths
     return info

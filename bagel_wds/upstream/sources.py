@@ -7,7 +7,8 @@ process-wide generators are lent a state of the group's own for each.
 
 from __future__ import annotations
 
-from itertools import count
+from collections import Counter
+from itertools import count, groupby
 from typing import TYPE_CHECKING, Any
 
 from bagel_wds.drops import LEAST_IN_A_ROW, Drops
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
     from bagel_wds.records import Picture, SamplePlan
     from bagel_wds.rng import Draws
     from bagel_wds.upstream.draws import OwnGenerators
+
+
+EDIT_COLUMNS = ("image_list", "instruction_list")
+"""Of a parquet file of edits, what a sample is made of."""
+
+_REASONS = {str(reason): reason for reason in Reason}
 
 
 class PlannedRows:
@@ -103,20 +110,35 @@ class PlannedRows:
         check_views(planned)
         return planned
 
-    def media(self, position: Any) -> tuple[Sequence[Picture], ...]:
-        """The encoded pictures of the row at a position.
+    def media(self, positions: Iterable[Any]) -> dict[Any, tuple[Sequence[Picture], ...]]:
+        """The encoded pictures of the rows at some positions, by position; each row group is gone through once.
 
         Raises:
-            ConfigError: if there is no such row any more.
+            ConfigError: if there is no such row any more, or it cannot be used.
         """
-        before = [*position[:-1], position[-1] - 1] if isinstance(position, list) else position - 1
-        row = next(iter(self._rows(self._paths, before)), None)
-        if row is None or row.status != position:
+        found: dict[Any, tuple[Sequence[Picture], ...]] = {}
+        # A whole number is the position of a line, and all lines lie together.
+        for group, wanted in groupby(
+            sorted(set(positions)), lambda at: at[:-1] if isinstance(at, tuple) else ()
+        ):
+            places = list(wanted)
+            before = (*group, places[0][-1] - 1) if group else places[0] - 1
+            rows = iter(self._rows(self._paths, before))
+            for place in places:
+                row = next((row for row in rows if row.position >= place), None)
+                found[place] = self._media_of(row, place)
+        return found
+
+    def _media_of(self, row: Row | None, position: Any) -> tuple[Sequence[Picture], ...]:
+        where = f"group {self._tools.group!r}: the state speaks of row {position} of worker {self._worker}"
+        if row is None or row.position != position:
+            raise ConfigError(f"{where}, which is not there; have its files changed?")
+        try:
+            return self._raw(row).media
+        except BadSample as bad:
             raise ConfigError(
-                f"group {self._tools.group!r}: the state speaks of row {position} of worker {self._worker}, which is not there; "
-                "have its files changed?"
-            )
-        return self._raw(row).media
+                f"{where}, {row.place}, which cannot be used now: {bad}; have its files changed?"
+            ) from bad
 
 
 def _reading(
@@ -139,13 +161,9 @@ class _EditRows:
         self._dataset = dataset
 
     def __call__(self, groups: Sequence[Any], behind: Any) -> Iterator[Row]:
-        for place, first, name, table in self._dataset.tables(groups, behind):
+        for place, first, name, table in self._dataset.tables(groups, behind, EDIT_COLUMNS):
             for number in range(first, table.num_rows):
-                value = {
-                    column: table[column][number].as_py()
-                    for column in ("image_list", "instruction_list")
-                    if column in table.column_names
-                }
+                value = {column: table[column][number].as_py() for column in table.column_names}
                 yield Row((place, number), f"row {number} of {name}", value)
 
 
@@ -225,7 +243,7 @@ def _ready(
     tally: Tally,
 ) -> Iterator[SamplePlan]:
     patch = {Kind.VIT_IMAGE: config.vit_patch_size, Kind.VAE_IMAGE: config.vae_image_downsample}
-    drops, counted = Drops(group, tally, LEAST_IN_A_ROW), 0
+    drops, counted = Drops(group, tally, LEAST_IN_A_ROW), Counter[str]()
     for number in count():
         try:
             with generators.lent(), truncated_images_taken():
@@ -235,10 +253,14 @@ def _ready(
                 f"raised by {type(dataset).__name__}, which reads group {group!r}, after {number} samples"
             )
             raise
-        dropped = dataset.num_dropped if isinstance(dataset, DistributedIterableDataset) else 0
-        tally[group, "read"] += dropped - counted + (sample is not None)
-        for _ in range(dropped - counted):
-            tally.drop(group, Reason.ROW_INVALID)
+        dropped = Counter(
+            dataset.dropped_by_reason if isinstance(dataset, DistributedIterableDataset) else ()
+        )
+        new = dropped - counted
+        tally[group, "read"] += new.total() + (sample is not None)
+        for reason, times in new.items():
+            # A class may have words of its own.
+            tally.drop(group, _REASONS.get(reason, Reason.ROW_INVALID), times)
         counted = dropped
         if sample is None:
             return
