@@ -18,12 +18,14 @@ from bagel_wds import (
     BagelDatasetConfig,
     ConfigError,
     ImageTransform,
+    PackedDataset,
     ParquetStandardIterableDataset,
     SftJSONLIterableDataset,
     UnifiedEditIterableDataset,
 )
 from bagel_wds.parquet_info import match_files
 from bagel_wds.upstream.interleave import ParquetRow, parquet_rows, read_row_group
+from bagel_wds.upstream.lines import place_lines
 from bagel_wds.upstream.registry import class_arguments, row_groups_of
 
 if TYPE_CHECKING:
@@ -169,38 +171,91 @@ def test_list_of_row_groups_means_the_same_files_in_both_readings(
         assert match_files([path], "seed", ["0.parquet", "1.parquet"], str(listed)) == {path: "0.parquet"}
 
 
-def test_worker_gets_the_paths_of_its_rank_alone(tmp_path: Path) -> None:
+def talks(folder: Path, count: int = 200) -> PackedDataset:
+    """Rank 3 of 4 of a run over conversations, of which each says its number."""
     write_jsonl(
-        tmp_path / "a.jsonl",
-        [{"id": number, "conversations": talk(f"say {number}", f"line {number}")} for number in range(200)],
+        folder / "a.jsonl",
+        [{"conversations": talk(f"say {number}", f"line {number}")} for number in range(count)],
     )
-    group = {
-        "dataset_names": ["a"],
-        "image_transform_args": {"max_image_size": 56, "min_image_size": 28, "image_stride": 14},
-    }
-    info = {"vlm_sft": {"a": {"data_dir": str(tmp_path), "jsonl_path": str(tmp_path / "a.jsonl")}}}
+    transform = {"max_image_size": 56, "min_image_size": 28, "image_stride": 14}
     config = BagelDatasetConfig(
-        grouped_datasets={"vlm_sft": group}, dataset_info=info, fidelity="upstream",
-        expected_num_tokens=100, max_num_tokens=150,
-    )  # fmt: skip
-    dataset = config.build(tokenizer(), SPECIAL_TOKENS, 3, 4, 1, 1)
+        grouped_datasets={"vlm_sft": {"dataset_names": ["a"], "image_transform_args": transform}},
+        dataset_info={"vlm_sft": {"a": {"data_dir": str(folder), "jsonl_path": str(folder / "a.jsonl")}}},
+        fidelity="upstream",
+        expected_num_tokens=100,
+        max_num_tokens=150,
+    )
+    return config.build(tokenizer(), SPECIAL_TOKENS, 3, 4, 2, 1)
 
-    set_spawning_popen(dataset)
+
+def as_a_worker_gets_it(dataset: PackedDataset) -> tuple[bytes, Any]:
+    starting: Any = object()
+    set_spawning_popen(starting)
     try:
-        for_worker = pickle.dumps(dataset)
+        sent = pickle.dumps(dataset)
     finally:
         set_spawning_popen(None)
+    return sent, pickle.loads(sent).class_datasets["vlm_sft"]
 
-    assert (for_worker.count(b"line "), pickle.dumps(dataset).count(b"line ")) == (50, 200)
-    there = pickle.loads(for_worker)
-    assert there.class_datasets["vlm_sft"].share_of(0, 1) == dataset.class_datasets["vlm_sft"].share_of(0, 1)
-    assert there.class_datasets["vlm_sft"].status_of(0) is None
+
+def test_worker_is_sent_no_lines_but_where_those_of_its_rank_lie(tmp_path: Path) -> None:
+    dataset = talks(tmp_path)
+    here = dataset.class_datasets["vlm_sft"]
+
+    sent, there = as_a_worker_gets_it(dataset)
+
+    assert (sent.count(b"line "), pickle.dumps(dataset).count(b"line ")) == (0, 200)
+    assert len(there.data_paths_per_rank) == 50
+    for worker, num_workers in ((0, 2), (1, 2), (0, 0)):
+        lines, number = there.share_of(worker, num_workers)
+        assert (list(lines), number) == here.share_of(worker, num_workers)
+    assert [row.value for row in there.rows(there.share_of(1, 2)[0], 20)] == here.share_of(1, 2)[0][21:]
     with pytest.raises(ConfigError, match="'vlm_sft': a worker has the paths of its rank alone"):
         there.set_epoch(3)
-    whole = pickle.loads(pickle.dumps(dataset))
-    whole.set_epoch(3)
-    dataset.set_epoch(3)
-    assert whole.class_datasets["vlm_sft"].share_of(0, 1) == dataset.class_datasets["vlm_sft"].share_of(0, 1)
+
+
+def test_what_is_pickled_otherwise_can_be_ordered_anew(tmp_path: Path) -> None:
+    dataset = talks(tmp_path)
+    as_a_worker_gets_it(dataset)
+    copied = pickle.loads(pickle.dumps(dataset))
+
+    for one in (dataset, copied):
+        one.set_epoch(3)
+    here, there = (one.class_datasets["vlm_sft"] for one in (dataset, copied))
+
+    assert there.share_of(0, 2) == here.share_of(0, 2)
+    # The places that were sent before are not sent again.
+    assert list(as_a_worker_gets_it(dataset)[1].share_of(0, 2)[0]) == here.share_of(0, 2)[0]
+
+
+def test_lines_that_are_others_by_the_time_they_are_read_are_told_of(tmp_path: Path) -> None:
+    _, there = as_a_worker_gets_it(talks(tmp_path))
+    (tmp_path / "a.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes().replace(b"line", b"LINE"))
+
+    with pytest.raises(ConfigError, match=r"a\.jsonl: the line at byte \d+ is another than when the dataset"):
+        list(there.share_of(0, 2)[0])
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"a\.jsonl: cannot be read any more: No such file"):
+        list(there.share_of(0, 2)[0])
+    # Lines that are in no file are sent as they are.
+    dataset = talks(tmp_path)
+    dataset.class_datasets["vlm_sft"].data_paths_per_rank = [("one\n", "f"), ("two\n", "f")]
+    assert as_a_worker_gets_it(dataset)[1].data_paths_per_rank == [("one\n", "f"), ("two\n", "f")]
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_places_of_lines_are_those_of_text(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(f"\ufeffone\r\ntwo ä\rthree\u2028\x0b\n\n\rfive\r\n\r\ntwo ä\nlast{end}".encode())
+    with path.open(encoding="utf-8") as file:
+        lines = [(line, f"folder {number % 2}") for number, line in enumerate(file)]
+    assert len(lines) == 9
+
+    placed = place_lines(lines[::-1], [str(path)])
+
+    assert placed is not None
+    assert list(pickle.loads(pickle.dumps(placed))[1:-1]) == lines[::-1][1:-1]
+    assert list(placed[::-1]) == lines
 
 
 def test_lines_are_chosen_by_their_own_seed(tmp_path: Path) -> None:

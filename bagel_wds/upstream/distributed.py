@@ -55,6 +55,8 @@ class DistributedIterableDataset(IterableDataset[dict[str, Any]]):
         num_workers: of the DataLoader.
     """
 
+    _knows_other_ranks = True
+
     def __init__(
         self, dataset_name: str, local_rank: int = 0, world_size: int = 1, num_workers: int = 8
     ) -> None:
@@ -69,7 +71,6 @@ class DistributedIterableDataset(IterableDataset[dict[str, Any]]):
         self.data_status: Any = None
         self._resume_data_status: Any = None
         self._drop_counters: dict[str, int] = {}
-        self._knows_other_ranks = True
 
     def get_data_paths(self, *args: Any, **kwargs: Any) -> list[Any]:
         """All paths, whoever will read them: strings, or tuples that begin with two values to sort by."""

@@ -117,12 +117,12 @@ class PlannedRows:
             ConfigError: if there is no such row any more, or it cannot be used.
         """
         found: dict[Any, tuple[Sequence[Picture], ...]] = {}
-        # A whole number is the position of a line, and all lines lie together.
+        # A whole number is the position of a line, which is found at once.
         for group, wanted in groupby(
-            sorted(set(positions)), lambda at: at[:-1] if isinstance(at, tuple) else ()
+            sorted(set(positions)), lambda at: at[:-1] if isinstance(at, tuple) else at
         ):
             places = list(wanted)
-            before = (*group, places[0][-1] - 1) if group else places[0] - 1
+            before = (*group, places[0][-1] - 1) if isinstance(group, tuple) else group - 1
             rows = iter(self._rows(self._paths, before))
             for place in places:
                 row = next((row for row in rows if row.position >= place), None)

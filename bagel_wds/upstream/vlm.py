@@ -11,12 +11,16 @@ from bagel_wds.errors import BadSample, ConfigError, Reason
 from bagel_wds.images import decode_rgb_as_upstream
 from bagel_wds.sources.jsonl import parse_line
 from bagel_wds.upstream.distributed import DistributedIterableDataset, Row
+from bagel_wds.upstream.lines import place_lines
 from bagel_wds.upstream.samples import add_ids, data_indexes, keep_picture, new_sample, show_picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Self
 
     from PIL import Image
+
+    from bagel_wds.upstream.lines import PlacedLines
 
     Line = tuple[str, str]
 
@@ -61,6 +65,8 @@ class SftJSONLIterableDataset(DistributedIterableDataset):
         self.tokenizer = tokenizer
         self.frame_sampler = frame_sampler
         self.set_data_status(data_status)
+        self._files = [os.path.abspath(path) for path in jsonl_path_list]  # noqa: PTH100 - a URL is refused below
+        self._placed: tuple[Sequence[Line], PlacedLines | None] = ([], None)
         self.data_paths = self.get_data_paths(
             jsonl_path_list, data_dir_list, num_used_data, shuffle_lines, shuffle_seed
         )
@@ -91,6 +97,16 @@ class SftJSONLIterableDataset(DistributedIterableDataset):
                 self.rng.shuffle(lines)
             found += [(line, folder) for line in lines[:count]]
         return found
+
+    def of_this_rank(self) -> Self:
+        """A copy that has this rank's share of the lines alone, by where they lie in their files."""
+        if self._placed[0] is not self.data_paths_per_rank:
+            self._placed = (self.data_paths_per_rank, place_lines(self.data_paths_per_rank, self._files))
+        other = super().of_this_rank()
+        lines, placed = self._placed
+        # Whoever has put other lines there has them told as they are.
+        vars(other).update(data_paths_per_rank=lines if placed is None else placed, _placed=([], None))
+        return other
 
     def change_format(self, data: Mapping[str, Any], num_images: int) -> list[dict[str, Any]]:
         """Texts and places of images, in order: `{"type": "text", "has_loss", "text"}` and `{"type": "image"}`.
