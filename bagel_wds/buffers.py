@@ -14,12 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_ROOM = 1.25
-"""Memory is taken larger by this factor, so that the next batch, which differs a little, fits too. What is not written
-to takes no place."""
-_MOST = 4
-"""Memory that is larger than what is wanted by more than this factor is left for others."""
-
 
 class Buffers:
     """Gives tensors whose memory goes to a later one as soon as nothing refers to the earlier one.
@@ -33,10 +27,10 @@ class Buffers:
 
     def __init__(self, *, shared: bool = False) -> None:
         self._shared = shared
-        self._blocks: list[tuple[NDArray[np.uint8], weakref.ref[NDArray[np.uint8]]]] = []
+        self._blocks: dict[str, list[tuple[NDArray[np.uint8], weakref.ref[NDArray[np.uint8]]]]] = {}
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of any values."""
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, kind: str = "") -> torch.Tensor:
+        """A tensor of any values, in memory that goes to others of its kind alone: those are of about its size."""
         num_bytes = prod(shape) * dtype.itemsize
         if not num_bytes:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -44,20 +38,23 @@ class Buffers:
             # As torch's own collate does in a worker.
             storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]  # noqa: SLF001
             return torch.empty(0, dtype=torch.uint8).set_(storage).view(dtype).view(*shape)
-        block = self._take(num_bytes)
+        block = self._take(num_bytes, kind)
         # The tensor, and whatever is a view of it, keeps this array, and nobody else does.
         lent = block[:num_bytes]
-        self._blocks.append((block, weakref.ref(lent)))
+        self._blocks[kind].append((block, weakref.ref(lent)))
         return torch.from_numpy(lent).view(dtype).view(*shape)
 
-    def _take(self, num_bytes: int) -> NDArray[np.uint8]:
+    def _take(self, num_bytes: int, kind: str) -> NDArray[np.uint8]:
         """Memory that nobody has, out of the list."""
-        free = [number for number, (_, lent) in enumerate(self._blocks) if lent() is None]
-        sizes = {number: len(self._blocks[number][0]) for number in free}
-        fitting = [number for number in free if num_bytes <= sizes[number] <= _MOST * num_bytes]
+        blocks = self._blocks.setdefault(kind, [])
+        free = [number for number, (_, lent) in enumerate(blocks) if lent() is None]
+        fitting = [number for number in free if len(blocks[number][0]) >= num_bytes]
         if fitting:
-            return self._blocks.pop(min(fitting, key=sizes.__getitem__))[0]
-        # What did not fit this time is not likely to fit the next.
-        self._blocks = [entry for number, entry in enumerate(self._blocks) if number not in sizes]
+            return blocks.pop(min(fitting, key=lambda number: len(blocks[number][0])))[0]
+        # What has become too small for its kind is not likely to fit the next.
+        self._blocks[kind] = [entry for number, entry in enumerate(blocks) if number not in free]
+        # Of a power of two, and no smaller than the others, so that tensors, which differ in size, soon find all that they
+        # need; what is not written to takes no place.
+        size = max(1 << (num_bytes - 1).bit_length(), *(len(block) for block, _ in blocks), 0)
         # NumPy's memory and not torch's: it asks for large pages, which are there in half the time.
-        return np.empty(int(num_bytes * _ROOM), np.uint8)
+        return np.empty(size, np.uint8)

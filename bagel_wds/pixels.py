@@ -202,7 +202,7 @@ def _on_cpu(pictures: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Shown
 def _padded(pictures: Sequence[Shown | ReadyImage], buffers: Buffers) -> torch.Tensor:
     height = max(picture.size_hw[0] for picture in pictures)
     width = max(picture.size_hw[1] for picture in pictures)
-    padded = buffers.empty((len(pictures), 3, height, width), torch.float32)
+    padded = buffers.empty((len(pictures), 3, height, width), torch.float32, "vae")
     for place, picture in zip(padded.numpy(), pictures, strict=True):
         rows, columns = picture.size_hw
         if isinstance(picture, ReadyImage):
@@ -265,7 +265,7 @@ def _write_channels(picture: Shown, place: Floats) -> None:
 
 def _patches(pictures: Sequence[Shown | ReadyImage], patch: int, buffers: Buffers) -> torch.Tensor:
     counts = [(picture.size_hw[0] // patch) * (picture.size_hw[1] // patch) for picture in pictures]
-    patches = buffers.empty((sum(counts), patch * patch * 3), torch.float32)
+    patches = buffers.empty((sum(counts), patch * patch * 3), torch.float32, "vit")
     places: Floats = patches.numpy()
     start = 0
     for picture, count in zip(pictures, counts, strict=True):

@@ -61,7 +61,7 @@ class Plan:
     workers: tuple[int, ...] = (0, 2)
     contestants: tuple[str, ...] = CONTESTANTS
     rounds: int = 3
-    warmup: int = 4
+    warmup: int = 8
     batches: int = 24
 
 

@@ -60,13 +60,26 @@ def test_what_is_held_keeps_its_values(steps: list[tuple[int, int]]) -> None:
         assert all(bool((one == value).all()) for value, one in held.values())
 
 
-def test_much_larger_memory_is_left_for_others() -> None:
+def test_memory_is_left_for_others_of_its_kind() -> None:
     buffers = Buffers()
-    large = buffers.empty((100_000,), torch.uint8)
+    large = buffers.empty((100_000,), torch.uint8, "large")
     where = large.data_ptr()
     del large
 
-    assert buffers.empty((100,), torch.uint8).data_ptr() != where
+    assert buffers.empty((100,), torch.uint8, "small").data_ptr() != where
+    assert buffers.empty((100,), torch.uint8, "large").data_ptr() == where
+
+
+@given(st.lists(st.integers(1 << 10, 1 << 16), min_size=1, max_size=40))
+def test_tensors_of_a_kind_soon_find_all_that_they_need(sizes: list[int]) -> None:
+    buffers, places = Buffers(), set()
+    before = None
+    for size in sizes:
+        before = buffers.empty((size,), torch.uint8)
+        places.add(before.data_ptr())
+
+    # Two are there at a time; as a size is outgrown at most six times, so is each of them.
+    assert len(places) <= 2 * 7
 
 
 def test_shared_memory_needs_no_copy_on_its_way_to_another_process() -> None:
