@@ -14,6 +14,7 @@ from bagel_wds.config import validate
 from bagel_wds.errors import ConfigError
 from bagel_wds.schema import SAMPLE_KINDS
 from bagel_wds.sources import Placeholders, Source
+from bagel_wds.sources.places import reads_lines
 
 if TYPE_CHECKING:
     from bagel_wds.config import GroupConfig
@@ -88,9 +89,7 @@ def source_of(
             f"{where}: raw rows are read for the recipes {', '.join(SAMPLE_KINDS)}, and its group has the recipe "
             f"{group.recipe!r}; write shards, and name them as `shards:`"
         )
-    wanted = (
-        "jsonl_path" if kind == "vlm" or (kind not in ("t2i", "edit") and entry.jsonl_path) else "data_dir"
-    )
+    wanted = "jsonl_path" if kind == "vlm" or (reads_lines(kind) and entry.jsonl_path) else "data_dir"
     place, data_dir = entry.jsonl_path if wanted == "jsonl_path" else entry.data_dir, entry.data_dir
     if not place:
         raise ConfigError(f"{where}: {wanted} is missing; {kind} rows are found by it")

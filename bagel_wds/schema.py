@@ -117,6 +117,17 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     )
 
 
+def frame_order(name: str, number: re.Pattern[str]) -> tuple[int, tuple[tuple[int, int, str], ...]]:
+    """A sort key of the frames in a folder: by the number in their names, before it those without, in natural order.
+
+    Args:
+        name: of a frame's file.
+        number: finds the number, as its first group.
+    """
+    found = number.search(name)
+    return int(found.group(1)) if found else -1, natural(name)
+
+
 def read_header(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The source's own fields and our header of a parsed `KEY.json`; the header is empty in foreign shards.
 

@@ -183,9 +183,13 @@ def test_a_walk_that_is_given_up_keeps_whole_shards_alone(
 
 
 def sizes(root: Path, stop: threading.Event) -> int:
-    """The most bytes that the files of a cache had while it was looked at, under the lock in which it makes room."""
-    most = 0
-    while not stop.wait(0.005):
+    """The most bytes that the files of a cache had while it was looked at, under the lock in which it makes room.
+
+    The last look is after it was told to stop.
+    """
+    most, is_last = 0, False
+    while not is_last:
+        is_last = stop.wait(0.005)
         if not root.exists():
             continue
         # By inode: one that is renamed meanwhile may be met under both names.
@@ -218,8 +222,8 @@ def test_c17_the_cap_of_the_cache_holds(folder: Path, proxy: FaultProxy, options
         stop.set()
         looking.join()
 
-    assert seen[0] <= 3 * shard
-    assert 1 <= len(kept(options)) <= 3
+    assert 2 * shard <= seen[0] <= 3 * shard
+    assert 2 <= len(kept(options)) <= 3
     assert kept(options, ".partial") == []
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import binascii
 import errno
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagel_wds import storage
 from bagel_wds.conversations import DATA_KEYS, PATH_KEYS, Tag, is_null_like
 from bagel_wds.errors import BadSample, Reason
-from bagel_wds.schema import IMAGE_EXTENSIONS, natural
+from bagel_wds.schema import IMAGE_EXTENSIONS, frame_order
 from bagel_wds.sources import remote_media
 from bagel_wds.sources.places import reads_lines
 from bagel_wds.sources.rows import Medium, SourceImage, read_source_clip, read_source_image
@@ -233,7 +233,9 @@ def read_clip(path: str, source: Source, root: MediaRoot) -> Medium:
         raise BadSample(Reason.VIDEO_MISSING, f"{path}: no image in this folder")
     if len(names) > MAX_FRAMES:
         raise BadSample(Reason.VIDEO_TOO_LARGE, f"{path}: {len(names)} frames; the most is {MAX_FRAMES}")
-    frames = (f"{path.rstrip('/')}/{name}" for name in sorted(names, key=_frame_order))
+    frames = (
+        f"{path.rstrip('/')}/{name}" for name in sorted(names, key=partial(frame_order, number=_FRAME_NUMBER))
+    )
     return Medium(tuple(read_image(frame, source, root) for frame in frames), is_clip=True)
 
 
@@ -250,11 +252,6 @@ def _list_folder(path: str, source: Source, root: Path) -> list[str] | None:
 
 def _is_frame(name: str) -> bool:
     return not name.startswith(".") and name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS
-
-
-def _frame_order(name: str) -> tuple[int, tuple[tuple[int, int, str], ...]]:
-    number = _FRAME_NUMBER.search(name)
-    return (int(number.group(1)) if number else -1, natural(name))
 
 
 def _check_path(path: str, source: Source) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from bagel_wds.config import FrameConfig
 from bagel_wds.errors import BadSample, ConfigError, Reason
 from bagel_wds.frames import FrameRule
 from bagel_wds.images import EncodedImage
-from bagel_wds.schema import natural
+from bagel_wds.schema import frame_order
 from bagel_wds.upstream.draws import ProcessDraws
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _decoded(clip: Sequence[Picture], numbers: Sequence[int]) -> Iterator[tuple[
 def open_clip(file_name: str) -> Sequence[Picture]:
     """The frames of a clip, still encoded: a video file, or the files of a folder in the order of `*_<number>.jpg`.
 
-    Names without such a number come first, in natural order.
+    Names without such a number come first, in frame_order order.
 
     Raises:
         BadSample: if it is not there, or the folder is empty.
@@ -104,7 +105,7 @@ def open_clip(file_name: str) -> Sequence[Picture]:
         names = [name for name in os.listdir(path) if not name.startswith(".")]  # noqa: PTH208 - names are what is sorted
         frames = [
             EncodedImage((path / name).read_bytes(), upright=False)
-            for name in sorted(names, key=_frame_order)
+            for name in sorted(names, key=partial(frame_order, number=_NUMBER))
         ]
     except (OSError, ValueError) as error:
         raise BadSample(
@@ -113,8 +114,3 @@ def open_clip(file_name: str) -> Sequence[Picture]:
     if not frames:
         raise BadSample(Reason.VIDEO_MISSING, f"{file_name}: no frame in this folder")
     return tuple(frames)
-
-
-def _frame_order(name: str) -> tuple[int, tuple[tuple[int, int, str], ...]]:
-    number = _NUMBER.search(name)
-    return int(number.group(1)) if number else -1, natural(name)
