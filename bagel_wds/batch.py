@@ -31,6 +31,15 @@ class PackedBatch(dict[str, Any]):
         self.state = state
         self.is_padding = is_padding
 
+    def move(self) -> PackedBatch:
+        """The same batch as a new one, which leaves this one empty.
+
+        A generator that gave a batch refers to it until it is asked for another: where streams take turns, for long.
+        """
+        moved = PackedBatch(self, self.state, is_padding=self.is_padding)
+        self.clear()
+        return moved
+
     def keys(self) -> KeysView[str]:  # type: ignore[override] # of which dict's own view is one
         """The keys, as a dict has them; to ask for pixels that are still uint8 is an error."""
         return _WholeKeys(self) if "pixels" in self else super().keys()
@@ -91,6 +100,7 @@ class SimpleCustomBatch:
         data = dict(batch[0])
         self._pixels: PackedPixels | None = data.pop("pixels", None)
         self._keys = tuple(data)
+        self.blocks: tuple[torch.UntypedStorage, ...] = ()
         self.state: StreamState | None = getattr(batch[0], "state", None)
         self.is_padding: bool = getattr(batch[0], "is_padding", False)
         self.use_flex = "nested_attention_masks" not in data
@@ -113,16 +123,20 @@ class SimpleCustomBatch:
             raise RuntimeError(_UNFINISHED.format(what="to_dict()"))
         return {key: getattr(self, key) for key in self._keys}
 
-    def _map_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SimpleCustomBatch:
+    def map_values(self, kind: type[Any], change: Callable[[Any], Any]) -> SimpleCustomBatch:
+        """Change each value of a kind, such as each tensor, in place; also those in lists, and those of the pixels."""
         if self._pixels is not None:
-            self._pixels = self._pixels.map_tensors(move)
+            self._pixels = self._pixels.map_values(kind, change)
         for key in self._keys:
             value = getattr(self, key)
-            if isinstance(value, torch.Tensor):
-                setattr(self, key, move(value))
-            elif isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
-                setattr(self, key, [move(item) for item in value])
+            if isinstance(value, kind):
+                setattr(self, key, change(value))
+            elif isinstance(value, list) and value and isinstance(value[0], kind):
+                setattr(self, key, [change(item) for item in value])
         return self
+
+    def _map_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SimpleCustomBatch:
+        return self.map_values(torch.Tensor, move)
 
     def pin_memory(self) -> SimpleCustomBatch:
         """Pin every tensor, in place; without a GPU there is nothing to pin for, and nothing happens."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from bagel_wds.scratch import round_up
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -53,8 +55,7 @@ class Buffers:
             return blocks.pop(min(fitting, key=lambda number: len(blocks[number][0])))[0]
         # What has become too small for its kind is not likely to fit the next.
         self._blocks[kind] = [entry for number, entry in enumerate(blocks) if number not in free]
-        # Of a power of two, and no smaller than the others, so that tensors, which differ in size, soon find all that they
-        # need; what is not written to takes no place.
-        size = max(1 << (num_bytes - 1).bit_length(), *(len(block) for block, _ in blocks), 0)
+        # No smaller than the others, so that tensors, which differ in size, soon find all that they need.
+        size = max(round_up(num_bytes), *(len(block) for block, _ in blocks), 0)
         # NumPy's memory and not torch's: it asks for large pages, which are there in half the time.
         return np.empty(size, np.uint8)

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from bagel_wds.config import BagelDatasetConfig, Fidelity
 from bagel_wds.errors import ConfigError, Tally
 from bagel_wds.groups import find_shards, groups_of, resolve, streams_for
+from bagel_wds.materialize import PackMemory
 from bagel_wds.pipeline import (
     Run,
     fingerprint,
@@ -361,14 +362,15 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             tallies[number].add(state.counts)
         # What a class reads is shared out by workers, so the streams of one share what it gives.
         ready = self._settled(worker, tallies[hosted[0]])
-        streams = {number: self._batches(states[number], tallies[number], ready) for number in hosted}
+        memory = PackMemory.here()
+        streams = {number: self._batches(states[number], tallies[number], ready, memory) for number in hosted}
         while True:
             # The stream whose next global batch has the lowest number: they take turns.
             number = min(streams, key=lambda own: self._given(own) * self._run.num_streams + own)
             batch = next(streams[number])
             if batch.state is not None:
                 self._latest[number] = batch.state
-            yield batch
+            yield batch.move()
 
     def _given(self, stream: int) -> int:
         state = self._latest.get(stream) or self._state.streams.get(stream)
@@ -396,11 +398,18 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         return ready
 
     def _batches(
-        self, state: StreamState, tally: Tally, ready: Mapping[str, Iterator[SamplePlan]]
+        self,
+        state: StreamState,
+        tally: Tally,
+        ready: Mapping[str, Iterator[SamplePlan]],
+        memory: PackMemory,
     ) -> Iterator[PackedBatch]:
         """The batches of one stream; behind the last one of a finite pass, padding or repetitions."""
         epochs, ended = self._run.pass_epochs, state.ended
-        for batch in () if ended and self._run.epochs else stream_pipeline(self._run, state, tally, ready):
+        batches: Iterable[Any] = ()
+        if not (ended and self._run.epochs):
+            batches = stream_pipeline(self._run, state, tally, ready, memory)
+        for batch in batches:
             ended = ended or (epochs is not None and state.covers(epochs))
             state = replace(batch.state, ended=ended)
             batch.state = state

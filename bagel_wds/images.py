@@ -27,6 +27,7 @@ from bagel_wds import jpeg
 from bagel_wds.config import Pixels
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.image_ends import has_end
+from bagel_wds.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -126,20 +127,21 @@ class EncodedImage:
         self._check_size((image.height, image.width))
         return image
 
-    def levels(self, path: Pixels, wanted_hw: tuple[int, int]) -> Levels:
+    def levels(self, path: Pixels, wanted_hw: tuple[int, int], scratch: Scratch | None = None) -> Levels:
         """The pixels, decoded to uint8 (H, W, 3).
 
         Args:
             path: by what; a picture that is not `upright` is decoded by Pillow whatever it says.
             wanted_hw: the edges that will be needed; the draft path may give a smaller picture, but none under them.
+            scratch: memory for the pixels, which are there until another picture is decoded into it.
 
         Raises:
             BadSample: as `rgb`.
         """
-        pixels = self._levels_of_jpeg(path, wanted_hw) if self.upright else None
+        pixels = self._levels_of_jpeg(path, wanted_hw, scratch or Scratch()) if self.upright else None
         return np.array(self.rgb()) if pixels is None else pixels
 
-    def _levels_of_jpeg(self, path: Pixels, wanted_hw: tuple[int, int]) -> Levels | None:
+    def _levels_of_jpeg(self, path: Pixels, wanted_hw: tuple[int, int], scratch: Scratch) -> Levels | None:
         """The pixels of a JPEG without Pillow's decoder; None where Pillow has to look itself."""
         if path is Pixels.EXACT and not decoders_agree():
             return None
@@ -153,7 +155,9 @@ class EncodedImage:
         decoded_hw = stored_hw
         if path is Pixels.DRAFT:
             decoded_hw = jpeg.reduced(stored_hw, (wanted_hw[1], wanted_hw[0]) if turned else wanted_hw)
-        pixels = jpeg.decode(self.data, decoded_hw)
+        pixels = jpeg.decode(
+            self.data, decoded_hw, scratch.empty("decoded", decoded_hw[0] * decoded_hw[1] * 3)
+        )
         if pixels is None:
             return None
         self._check_size((stored_hw[1], stored_hw[0]) if turned else stored_hw)
@@ -189,7 +193,7 @@ class DecodedImage:
         """The pixels as RGB."""
         return _upright(self.image, _orientation(self.image)) if self.upright else pil_img2rgb(self.image)
 
-    def levels(self, _path: Pixels, _wanted_hw: tuple[int, int]) -> Levels:
+    def levels(self, _path: Pixels, _wanted_hw: tuple[int, int], _scratch: Scratch | None = None) -> Levels:
         """The pixels as uint8 (H, W, 3), as they were decoded."""
         return np.array(self.rgb())
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from bagel_wds import handover
 from bagel_wds.batch import SimpleCustomBatch, collate_wrapper
 from bagel_wds.config import Transport
 from bagel_wds.drops import check_some_packed
@@ -124,11 +125,15 @@ class PackedLoader:
             num_workers=self._num_workers,
             **self._options,
         )
+        # Each worker has a batch in the making, and those that wait; of each there are the pixels and the rest.
+        waiting = self._num_workers * (self._options.get("prefetch_factor", 2) + 2)
+        mapped = handover.Mapped(3 * waiting)
         limited = iter(batches) if self._epochs is None else self._until_all_ended(iter(batches))
         while not self._steps_are_done():
             batch = next(limited, None)
             if batch is None:
                 break
+            mapped.keep(batch)
             # Before it is handed out: the consumer may save as soon as it has it.
             self._consumed(batch)
             yield batch if self._device is None else batch.to(self._device)
@@ -236,6 +241,7 @@ class PackedLoader:
 def _start_worker(own: Callable[[int], None] | None, worker: int) -> None:
     # torch looks at the parent's process number, which under forkserver is the server's.
     end_with_parent()
+    handover.begin()
     if own is not None:
         own(worker)
 

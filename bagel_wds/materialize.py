@@ -6,6 +6,7 @@ out, and the levels become floats at their place in the batch, or go on as they 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from bagel_wds import images
+from bagel_wds import images, shared_blocks
 from bagel_wds.buffers import Buffers
 from bagel_wds.clips import EncodedClip
 from bagel_wds.config import Pixels, Transport
@@ -22,6 +23,7 @@ from bagel_wds.layout import KEY_ORDER, LayoutRules, lay_out
 from bagel_wds.pixels import ReadyImage, Shown, allot, float_table, joined, pack_pixels, write_pixels
 from bagel_wds.records import Kind, Pack, SamplePlan, View
 from bagel_wds.resample import resize_into
+from bagel_wds.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from bagel_wds.images import Levels
+    from bagel_wds.shared_blocks import SharedBlocks
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,17 @@ class PackMemory:
     Attributes:
         levels: gives memory that only one pack needs, while it is being made.
         batch: gives what goes out in the batch.
+        scratches: for what a thread needs for one picture.
     """
 
     levels: Buffers = field(default_factory=Buffers)
-    batch: Buffers = field(default_factory=Buffers)
+    batch: Buffers | SharedBlocks = field(default_factory=Buffers)
+    scratches: deque[Scratch] = field(default_factory=deque)
 
     @classmethod
     def here(cls) -> PackMemory:
-        """That of this process: in a DataLoader's worker, which hands its batches over, theirs is shared."""
-        return cls(batch=Buffers(shared=get_worker_info() is not None))
+        """That of this process: in a worker, which hands its batches over, theirs is shared."""
+        return cls(batch=shared_blocks.blocks() or Buffers(shared=get_worker_info() is not None))
 
 
 @dataclass(frozen=True)
@@ -74,28 +79,50 @@ class ViewLoader:
     video_seconds: float = 60.0
 
     def fill(
-        self, plans: Sequence[SamplePlan], places: Sequence[Mapping[View, Sequence[Levels]]]
+        self,
+        plans: Sequence[SamplePlan],
+        places: Sequence[Mapping[View, Sequence[Levels]]],
+        scratches: deque[Scratch] | None = None,
     ) -> list[BadSample | None]:
         """Write the views of each plan into their places; what is wrong with each plan, None where nothing is.
 
         The answer is that of the plans' order, whichever is ready first.
+
+        Args:
+            plans: settled plans.
+            places: of each plan, those of each of its views.
+            scratches: memory for the threads; missing ones are added.
         """
+        free = deque() if scratches is None else scratches
+
+        def fill(plan: SamplePlan, place: Mapping[View, Sequence[Levels]]) -> BadSample | None:
+            try:
+                scratch = free.pop()
+            except IndexError:
+                scratch = Scratch()
+            try:
+                return self._fill(plan, place, scratch)
+            finally:
+                free.append(scratch)
+
         if self.threads == 1 or len(plans) < 2:
-            return [self._fill(plan, place) for plan, place in zip(plans, places, strict=True)]
+            return [fill(plan, place) for plan, place in zip(plans, places, strict=True)]
         # Made for one pack: starting threads costs nothing beside decoding, and none outlives it, or meets a fork.
         with ThreadPoolExecutor(min(self.threads, len(plans))) as pool:
-            return list(pool.map(self._fill, plans, places))
+            return list(pool.map(fill, plans, places))
 
-    def _fill(self, plan: SamplePlan, places: Mapping[View, Sequence[Levels]]) -> BadSample | None:
+    def _fill(
+        self, plan: SamplePlan, places: Mapping[View, Sequence[Levels]], scratch: Scratch
+    ) -> BadSample | None:
         of_picture: dict[int, dict[int, list[View]]] = {}
         for view in places:
             of_picture.setdefault(view.medium, {}).setdefault(view.frame, []).append(view)
         try:
             for medium, of_frame in of_picture.items():
-                for frame, levels in self._pictures(plan, medium, of_frame):
+                for frame, levels in self._pictures(plan, medium, of_frame, scratch):
                     for view in of_frame[frame]:
                         first, *others = places[view]
-                        resize_into(levels, first, self.path)
+                        resize_into(levels, first, self.path, scratch)
                         for other in others:
                             other[:] = first
         except BadSample as bad:
@@ -103,7 +130,7 @@ class ViewLoader:
         return None
 
     def _pictures(
-        self, plan: SamplePlan, medium: int, of_frame: Mapping[int, Sequence[View]]
+        self, plan: SamplePlan, medium: int, of_frame: Mapping[int, Sequence[View]], scratch: Scratch
     ) -> Iterator[tuple[int, Levels]]:
         """The pictures of a medium that are shown, decoded one at a time."""
         frames = plan.media[medium]
@@ -111,15 +138,17 @@ class ViewLoader:
             yield from frames.levels(sorted(of_frame), self.video_seconds)
             return
         for frame, views in of_frame.items():
-            yield frame, self._levels(plan, medium, frame, views)
+            yield frame, self._levels(plan, medium, frame, views, scratch)
 
-    def _levels(self, plan: SamplePlan, medium: int, frame: int, views: Sequence[View]) -> Levels:
+    def _levels(
+        self, plan: SamplePlan, medium: int, frame: int, views: Sequence[View], scratch: Scratch
+    ) -> Levels:
         """A picture decoded, for these views of it."""
         picture = plan.media[medium][frame]
         if not isinstance(picture, images.EncodedImage | images.DecodedImage):
             raise TypeError(f"sample {plan.key!r}: a {type(picture).__name__} has no pixels to load")
         height, width = (max(view.size_hw[edge] for view in views) for edge in (0, 1))
-        return picture.levels(self.path, (height, width))
+        return picture.levels(self.path, (height, width), scratch)
 
     def table(self, group: str, kind: Kind) -> torch.Tensor:
         """What the levels of a group's views become, see `float_table`."""
@@ -171,7 +200,7 @@ def materialize_pack(
     of_plan: list[dict[View, list[Levels]]] = [{} for _ in pack.plans]
     for (number, view), place in zip(shown, places, strict=True):
         of_plan[number].setdefault(view, []).append(place)
-    bads = load.fill(pack.plans, of_plan)
+    bads = load.fill(pack.plans, of_plan, memory.scratches)
     for plan, bad in zip(pack.plans, bads, strict=True):
         if bad:
             on_bad(plan, bad)

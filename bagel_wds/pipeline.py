@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from bagel_wds.config import BagelDatasetConfig, GroupConfig
+    from bagel_wds.materialize import PackMemory
     from bagel_wds.records import Picture, SampleRef
     from bagel_wds.rng import CallOrderDraws, Draws
     from bagel_wds.storage import StorageOptions
@@ -94,7 +95,11 @@ class Run:
 
 
 def stream_pipeline(
-    run: Run, start: StreamState, tally: Tally, ready: Mapping[str, Iterable[SamplePlan]] | None = None
+    run: Run,
+    start: StreamState,
+    tally: Tally,
+    ready: Mapping[str, Iterable[SamplePlan]] | None = None,
+    memory: PackMemory | None = None,
 ) -> wds.DataPipeline:
     """The packed batches of one stream, from a state on; each carries the state after it.
 
@@ -103,6 +108,7 @@ def stream_pipeline(
         start: where the stream is.
         tally: of samples read, packed and dropped.
         ready: settled plans of the groups of the mixture that are not read from shards; a state knows nothing of them.
+        memory: for pixels, in common with the other streams of the process.
     """
     config, seed, stream = run.config, run.draw_seed, start.stream
     books = {name: _open_book(run, name, start.groups.get(name, GroupState()), tally) for name in run.shards}
@@ -120,7 +126,7 @@ def stream_pipeline(
     return wds.DataPipeline(
         stages.mix(_in_order(run, {**groups, **ready}), config, seed=seed, stream=stream),
         stages.pack(config, stream=stream, tally=tally, book=book),
-        stages.materialize(config, run.special_tokens, tally=tally, batches=start.batches),
+        stages.materialize(config, run.special_tokens, tally=tally, batches=start.batches, memory=memory),
     )
 
 

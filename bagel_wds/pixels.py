@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
+    from bagel_wds.shared_blocks import SharedBlocks
+
     Levels = NDArray[np.uint8]
     Floats = NDArray[np.float32]
-    Line = tuple[np.float32, np.float32]
 
 
 def to_tensor(image: Image.Image | Levels, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
@@ -39,11 +40,16 @@ def patchify(image: torch.Tensor, patch_size: int) -> torch.Tensor:
         AssertionError: if `patch_size` does not divide both edges (upstream's error).
     """
     channels, height, width = image.shape
-    if height % patch_size or width % patch_size:
-        raise AssertionError(f"patch_size={patch_size} does not divide an image of {height}x{width}")
+    _check_divides(patch_size, (height, width))
     grid = image.reshape(channels, height // patch_size, patch_size, width // patch_size, patch_size)
     # (C, rows, p, columns, p) -> (rows, columns, p, p, C)
     return grid.permute(1, 3, 2, 4, 0).reshape(-1, patch_size * patch_size * channels)
+
+
+def _check_divides(patch_size: int, size_hw: tuple[int, int]) -> None:
+    height, width = size_hw
+    if height % patch_size or width % patch_size:
+        raise AssertionError(f"patch_size={patch_size} does not divide an image of {height}x{width}")
 
 
 @cache
@@ -91,9 +97,14 @@ class PackedPixels:
     vit_tables: tuple[int, ...]
     vit_patch: int
 
-    def map_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> PackedPixels:
-        """The same with its tensors moved: to a device, or to pinned memory."""
-        return replace(self, levels=move(self.levels), tables=move(self.tables))
+    def map_values(self, kind: type[Any], change: Callable[[Any], Any]) -> PackedPixels:
+        """The same with its tensors changed, if they are of this kind: moved to a device, or to pinned memory."""
+        changed = {
+            name: change(value)
+            for name in ("levels", "tables")
+            if isinstance(value := getattr(self, name), kind)
+        }
+        return replace(self, **changed)
 
     def finish(self) -> dict[str, torch.Tensor]:
         """`padded_images` and `packed_vit_tokens`, those that there are, where the levels are; see `write_pixels`."""
@@ -140,7 +151,7 @@ class ReadyImage:
 
 
 def allot(
-    sizes: Sequence[tuple[int, int]], buffers: Buffers | None = None
+    sizes: Sequence[tuple[int, int]], buffers: Buffers | SharedBlocks | None = None
 ) -> tuple[torch.Tensor, list[Levels]]:
     """Memory for pictures of these heights and widths, one after another: all of it flat, and the place of each."""
     ends = list(accumulate(height * width * 3 for height, width in sizes))
@@ -178,13 +189,16 @@ def write_pixels(
     vae: Sequence[Shown | ReadyImage],
     vit: Sequence[Shown | ReadyImage],
     vit_patch: int,
-    buffers: Buffers | None = None,
+    buffers: Buffers | SharedBlocks | None = None,
 ) -> dict[str, torch.Tensor]:
     """The floats of a pack's pictures, in memory of these buffers, else in fresh one.
 
     Returns:
         `padded_images`: float32 (count, 3, largest H, largest W), 0 outside of each picture, where there is a VAE picture;
         `packed_vit_tokens`: float32 (patches, p*p*3), as `patchify` gives them, where there is a ViT picture.
+
+    Raises:
+        AssertionError: as `patchify`.
     """
     buffers = buffers or Buffers()
     batch = {}
@@ -199,7 +213,9 @@ def _on_cpu(pictures: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Shown
     return [Shown(levels.numpy(), table) for levels, table in pictures]
 
 
-def _padded(pictures: Sequence[Shown | ReadyImage], buffers: Buffers) -> torch.Tensor:
+def _padded(pictures: Sequence[Shown | ReadyImage], buffers: Buffers | SharedBlocks) -> torch.Tensor:
+    from bagel_wds import lookup  # noqa: PLC0415 - Numba, which planning does without
+
     height = max(picture.size_hw[0] for picture in pictures)
     width = max(picture.size_hw[1] for picture in pictures)
     padded = buffers.empty((len(pictures), 3, height, width), torch.float32, "vae")
@@ -208,62 +224,19 @@ def _padded(pictures: Sequence[Shown | ReadyImage], buffers: Buffers) -> torch.T
         if isinstance(picture, ReadyImage):
             place[:, :rows, :columns] = picture.floats()
         else:
-            _write_channels(picture, place[:, :rows, :columns])
+            lookup.write_channels(picture.levels, picture.table.numpy(), place[:, :rows, :columns])
         place[:, rows:] = 0
         place[:, :rows, columns:] = 0
     return padded
 
 
-_BLOCK = 1 << 15
-"""Values that are looked up at once: their indexes (8 bytes each, in NumPy) and floats stay in the processor's cache."""
+def _patches(
+    pictures: Sequence[Shown | ReadyImage], patch: int, buffers: Buffers | SharedBlocks
+) -> torch.Tensor:
+    from bagel_wds import lookup  # noqa: PLC0415 - as above
 
-
-def _look_up(table: Floats, index: NDArray[np.intp], place: Floats) -> None:
-    # The index of a level is always in the table; "wrap" spares NumPy a copy that "raise" needs.
-    table.take(index, out=place, mode="wrap")
-
-
-def find_line(table: Floats) -> Line | None:
-    """Divisor and offset with which `level / divisor - offset` is each float of a table, bit for bit, if there are such.
-
-    There are for a mean and a deviation of 0.5, as BAGEL has them, and NumPy divides twice as fast as it looks up.
-    """
-    lowest, highest = table[0, 0], table[0, 255]
-    if lowest == highest:
-        return None
-    line = np.float32(255 / (float(highest) - float(lowest))), -lowest
-    floats = np.empty_like(table)
-    _follow(line, np.arange(256, dtype=np.uint8)[None].repeat(3, axis=0), floats)
-    return line if np.array_equal(floats, table) else None
-
-
-def _follow(line: Line, levels: Levels, place: Floats) -> None:
-    divisor, offset = line
-    np.divide(levels, divisor, out=place, dtype=np.float32)
-    np.subtract(place, offset, out=place)
-
-
-def _write_channels(picture: Shown, place: Floats) -> None:
-    """Into a place (3, H, W)."""
-    tables = picture.table.numpy()
-    line = find_line(tables)
-    height, width = picture.levels.shape[:2]
-    rows = min(height, max(1, _BLOCK // width))
-    memory = np.empty((rows, width), np.intp)
-    planes = np.empty((3, rows, width), np.uint8)
-    for top in range(0, height, rows):
-        block = picture.levels[top : top + rows]
-        if line is not None:
-            planes[:, : len(block)] = block.transpose(2, 0, 1)
-            _follow(line, planes[:, : len(block)], place[:, top : top + rows])
-            continue
-        index = memory[: len(block)]
-        for channel, table in enumerate(tables):
-            index[:] = block[:, :, channel]
-            _look_up(table, index, place[channel, top : top + rows])
-
-
-def _patches(pictures: Sequence[Shown | ReadyImage], patch: int, buffers: Buffers) -> torch.Tensor:
+    for picture in pictures:
+        _check_divides(patch, picture.size_hw)
     counts = [(picture.size_hw[0] // patch) * (picture.size_hw[1] // patch) for picture in pictures]
     patches = buffers.empty((sum(counts), patch * patch * 3), torch.float32, "vit")
     places: Floats = patches.numpy()
@@ -273,30 +246,9 @@ def _patches(pictures: Sequence[Shown | ReadyImage], patch: int, buffers: Buffer
         if isinstance(picture, ReadyImage):
             place[:] = patchify(torch.from_numpy(picture.floats()), patch).numpy()
         else:
-            _write_patches(picture, patch, place)
+            lookup.write_patches(picture.levels, picture.table.numpy(), patch, place)
         start += count
     return patches
-
-
-def _write_patches(picture: Shown, patch: int, place: Floats) -> None:
-    """Into a place (patches, p*p*3)."""
-    height, width = picture.levels.shape[:2]
-    rows, columns, stripe = height // patch, width // patch, patch * 3
-    # (rows, columns, p, a row of a patch)
-    source = picture.levels.reshape(rows, patch, columns, stripe).swapaxes(1, 2)
-    target = place.reshape(rows, columns, patch, stripe)
-    line = find_line(picture.table.numpy())
-    table = picture.table.numpy().reshape(-1)
-    shift = np.tile(np.array([0, 256, 512]), patch)
-    step = min(rows, max(1, _BLOCK // (columns * patch * stripe)))
-    memory = np.empty((step, columns, patch, stripe), np.intp)
-    for top in range(0, rows, step):
-        block = source[top : top + step]
-        if line is not None:
-            _follow(line, block, target[top : top + step])
-            continue
-        index = np.add(block, shift, out=memory[: len(block)])
-        _look_up(table, index, target[top : top + step])
 
 
 def gather_pixels(

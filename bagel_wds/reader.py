@@ -339,11 +339,11 @@ def fetch(places: Sequence[tuple[str, int, int]], options: StorageOptions | None
     for (url, spans), data in zip(
         runs, look_ahead(partial(_read_run, options), runs, at_once, weigh=_weigh, most=MAX_READ), strict=True
     ):
-        first = spans[0]
+        file = BytesIO(data)
         for offset, length in spans:
-            part = BytesIO(data[offset - first[0] : offset - first[0] + length])
-            found = list(_group(walk_members(part, url, offset, offset + length), url))
-            if len(found) != 1:
+            file.seek(offset - spans[0][0])
+            found = list(_group(walk_members(file, url, offset, offset + length), url))
+            if [sample["__ref__"] for sample in found] != [(offset, length)]:
                 raise ShardError(
                     f"{url}: bytes {offset} to {offset + length} hold {len(found)} samples where one was"
                 )

@@ -526,6 +526,7 @@ def materialize(
     *,
     tally: Tally | None = None,
     batches: int = 0,
+    memory: PackMemory | None = None,
 ) -> Callable[[Iterable[Pack]], Iterator[PackedBatch]]:
     """Decode the images of a pack and lay it out as upstream's dict of tensors, with the pack's state as `.state`.
 
@@ -537,6 +538,7 @@ def materialize(
         special_tokens: the ids that `add_special_tokens` returned.
         tally: where packed samples, and those that cannot be decoded, are counted.
         batches: how many batches the stream has given before.
+        memory: for pixels; the streams of a process can have it in common, as they take turns.
     """
     return partial(
         _materialize,
@@ -545,6 +547,7 @@ def materialize(
         transport=Transport(config.transport),
         tally=tally,
         batches=batches,
+        memory=memory,
     )
 
 
@@ -556,10 +559,11 @@ def _materialize(
     transport: Transport,
     tally: Tally | None,
     batches: int,
+    memory: PackMemory | None,
 ) -> Iterator[PackedBatch]:
     tally = Tally() if tally is None else tally
     drops: dict[str, Drops] = {}
-    memory = PackMemory.here()
+    memory = PackMemory.here() if memory is None else memory
 
     def on_bad(planned: SamplePlan, bad: BadSample) -> None:
         drops.setdefault(planned.group, Drops(planned.group, tally)).drop(
@@ -567,19 +571,21 @@ def _materialize(
         )
 
     for pack_ in packs:
-        batch = materialize_pack(pack_, rules, load, on_bad, transport, memory)
-        if batch is None:
+        content = materialize_pack(pack_, rules, load, on_bad, transport, memory)
+        if content is None:
             continue
         batches += 1
-        for origin in batch["batch_data_indexes"]:
+        for origin in content["batch_data_indexes"]:
             tally[origin["dataset_name"], "packed"] += 1
             if origin["dataset_name"] in drops:
                 drops[origin["dataset_name"]].good()
         state = pack_.state
         if isinstance(state, StreamState):
-            yield PackedBatch(batch, replace(state, batches=batches, counts=tally.as_dict()))
-        else:
-            yield PackedBatch(batch)
+            state = replace(state, batches=batches, counts=tally.as_dict())
+        batch = PackedBatch(content, state if isinstance(state, StreamState) else None)
+        # While this stream waits for its next turn, only whoever took the batch shall keep its memory.
+        content.clear()
+        yield batch
 
 
 def collate() -> Callable[[Iterable[dict[str, Any]]], Iterator[SimpleCustomBatch]]:

@@ -53,7 +53,7 @@ class Plan:
         workers: numbers of workers; 0 loads in the process itself.
         contestants: their names.
         rounds: of all of it.
-        warmup, batches: of a run: those before the window, and those in it.
+        warmup, batches: of a run: those before the window, in which memory is written to for the first time, and those in it.
     """
 
     rows: Rows = field(default_factory=Rows)
@@ -61,7 +61,7 @@ class Plan:
     workers: tuple[int, ...] = (0, 2)
     contestants: tuple[str, ...] = CONTESTANTS
     rounds: int = 3
-    warmup: int = 8
+    warmup: int = 24
     batches: int = 24
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import random
+import weakref
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,9 @@ from bagel_wds import (
     collate_wrapper,
     make_bagel_multimodal_dataset,
 )
+from bagel_wds.batch import PackedBatch
 from bagel_wds.layout import KEY_ORDER
+from bagel_wds.state import StreamState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -346,6 +349,47 @@ def test_c49_latents_beyond_the_table_are_refused_with_the_value_that_works(info
     )
 
     assert build(info, grouped_datasets=mixture, max_latent_size=64)
+
+
+@pytest.mark.parametrize("transport", ["float32", "uint8"])
+def test_streams_that_wait_for_their_turn_keep_nothing_of_batches_that_were_dropped(
+    info: dict[str, Any], transport: str
+) -> None:
+    places = set()
+    iterator = iter(build(info, num_streams=6, transport=transport))
+    for _ in range(36):
+        batch = next(iterator)
+        values: list[Any] = [*batch.values(), *batch.get("nested_attention_masks", [])]
+        if "pixels" in batch:
+            values += [batch["pixels"], batch["pixels"].levels]
+            places.add(batch["pixels"].levels.data_ptr())
+        if "padded_images" in batch:
+            places.add(batch["padded_images"].data_ptr())
+        alive = [
+            weakref.ref(value)
+            for value in values
+            if isinstance(value, torch.Tensor) or type(value).__name__ == "PackedPixels"
+        ]
+        assert len(alive) > 5
+        del batch, values
+        assert {one() for one in alive} == {None}
+
+    # Each stream was asked six times, and all have their pixels from one memory, a few times outgrown.
+    assert 0 < len(places) < 6
+
+
+def test_a_batch_that_was_moved_is_all_in_the_new_one(info: dict[str, Any]) -> None:
+    state = StreamState(3)
+    batch = PackedBatch({"packed_text_ids": torch.arange(3), "sequence_length": 3}, state, is_padding=True)
+    ids = batch["packed_text_ids"]
+
+    moved = batch.move()
+
+    assert batch == {}
+    assert list(moved) == ["packed_text_ids", "sequence_length"]
+    assert moved["packed_text_ids"] is ids
+    assert moved.state is state
+    assert moved.is_padding
 
 
 def test_batch_wrapper_moves_pins_and_gives_its_dict_back(info: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What plans needs neither torch nor Pillow, and an import of anything changes nothing in the process."""
+"""What plans needs neither torch nor Pillow nor Numba, and an import of anything changes nothing in the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(script: str, folder: Path) -> Any:
 WITHOUT_PIXELS = """
 import json, sys
 
-for name in ("torch", "torchvision", "PIL", "transformers", "webdataset"):
+for name in ("torch", "torchvision", "PIL", "transformers", "webdataset", "numba", "llvmlite"):
     sys.modules[name] = None  # from here on, an import of it fails
 
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ print(json.dumps({
 """
 
 
-def test_plans_are_made_and_packed_without_torch_and_pillow(tmp_path: Path) -> None:
+def test_plans_are_made_and_packed_without_torch_pillow_and_numba(tmp_path: Path) -> None:
     told = run(WITHOUT_PIXELS, tmp_path)
     frames = told.pop("frames")
 
@@ -117,6 +117,7 @@ def test_plans_are_made_and_packed_without_torch_and_pillow(tmp_path: Path) -> N
 
 HEAVY = [
     "av",
+    "numba",
     "torch",
     "torchvision",
     "PIL",
@@ -138,6 +139,8 @@ HEAVY = [
         ("import bagel_wds.config, bagel_wds.storage, bagel_wds.streams", {"numpy"}),
         ("from bagel_wds import BagelDatasetConfig; BagelDatasetConfig()", {"numpy"}),
         ("import bagel_wds.reader, bagel_wds.shards, bagel_wds.sources", {"numpy", "pyarrow", "PIL"}),
+        ("import bagel_wds.reader, bagel_wds.shards", {"numpy", "pyarrow"}),
+        ("import bagel_wds.images, bagel_wds.resample", {"numpy", "PIL"}),
         ("from bagel_wds import add_special_tokens", {"numpy"}),
         (
             "from bagel_wds import PackedDataset",
@@ -153,10 +156,19 @@ def test_an_import_loads_no_more_than_it_needs(tmp_path: Path, statement: str, m
     assert set(run(script, tmp_path)) <= may_load
 
 
-def test_the_room_of_images_loads_pillow_so_that_the_check_above_can_fail(tmp_path: Path) -> None:
-    script = "import json, sys, bagel_wds.images; print(json.dumps(['PIL' in sys.modules, 'torch' in sys.modules]))"
+@pytest.mark.parametrize(
+    ("module", "loaded"),
+    [("images", ["PIL"]), ("pixels", ["torch"]), ("bicubic", ["numba"]), ("lookup", ["numba"])],
+)
+def test_rooms_of_pixels_load_what_they_need_so_that_the_checks_above_can_fail(
+    tmp_path: Path, module: str, loaded: list[str]
+) -> None:
+    script = (
+        f"import json, sys, bagel_wds.{module}; "
+        "print(json.dumps([name for name in ('PIL', 'numba', 'torch') if name in sys.modules]))"
+    )
 
-    assert run(script, tmp_path) == [True, False]
+    assert run(script, tmp_path) == loaded
 
 
 def test_every_public_name_is_there(tmp_path: Path) -> None:
@@ -219,8 +231,12 @@ def test_an_import_of_any_module_changes_nothing_in_the_process(tmp_path: Path) 
     told = run(IMPORT_EVERYTHING, tmp_path)
 
     assert told["changed"] == {}
-    assert {"bagel_wds.images", "bagel_wds.planners.edit", "bagel_wds.datasets", "bagel_wds.cli"} <= set(
-        told["imported"]
-    )
+    assert {
+        "bagel_wds.images",
+        "bagel_wds.bicubic",
+        "bagel_wds.planners.edit",
+        "bagel_wds.datasets",
+        "bagel_wds.cli",
+    } <= set(told["imported"])
     assert any(name.startswith("bagel_wds.converters.") for name in told["imported"])
     assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ from bagel_wds.config import Pixels
 from bagel_wds.errors import BadSample, Reason
 from bagel_wds.images import DecodedImage, EncodedImage, decode_rgb, decoders_agree, read_header
 from bagel_wds.resample import resize
+from bagel_wds.scratch import Scratch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,10 +108,46 @@ def test_the_decoders_of_this_machine_agree() -> None:
 def test_where_they_do_not_exact_levels_are_decoded_by_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
     monkeypatch.setattr(images, "decoders_agree", lambda: False)
-    monkeypatch.setattr(jpeg, "decode", lambda data, size_hw: decoded.append(size_hw))
-    EncodedImage(JPEGS["4:2:0"]).levels(Pixels.EXACT, (1, 1))
+    monkeypatch.setattr(jpeg, "decode", lambda data, size_hw, memory: decoded.append(size_hw))
+    levels = EncodedImage(JPEGS["4:2:0"]).levels(Pixels.EXACT, (1, 1))
 
     assert not decoded
+    assert np.array_equal(levels, np.asarray(decode_rgb(JPEGS["4:2:0"])))
+    # So that the check above can fail.
+    EncodedImage(JPEGS["4:2:0"]).levels(Pixels.FAST, (1, 1))
+    assert decoded == [(61, 83)]
+
+
+@pytest.mark.parametrize("path", Pixels)
+def test_one_memory_serves_picture_after_picture(path: Pixels) -> None:
+    scratch = Scratch()
+    # Small ones after large ones, and turned ones in between.
+    for data in [*BOTH.values(), *reversed(BOTH.values()), encode(smooth(size=(700, 500)))]:
+        wanted = EncodedImage(data).size_hw
+        levels = EncodedImage(data).levels(path, wanted, scratch)
+        assert np.array_equal(levels, np.asarray(decode_rgb(data)))
+        assert levels.flags.c_contiguous
+
+
+def test_levels_of_a_jpeg_lie_in_the_memory_given_until_the_next_picture() -> None:
+    scratch, data = Scratch(), JPEGS["4:4:4"]
+    first = EncodedImage(data).levels(Pixels.FAST, (1, 1), scratch)
+    again = EncodedImage(data).levels(Pixels.FAST, (1, 1), scratch)
+    alone = EncodedImage(data).levels(Pixels.FAST, (1, 1))
+
+    assert np.shares_memory(first, again)
+    assert not np.shares_memory(alone, EncodedImage(data).levels(Pixels.FAST, (1, 1)))
+    assert np.array_equal(first, alone)
+
+
+def test_a_cut_jpeg_leaves_memory_that_serves_the_next_picture() -> None:
+    scratch, whole = Scratch(), JPEGS["4:2:0"]
+    for share in (0.3, 0.9):
+        with pytest.raises(BadSample):
+            EncodedImage(whole[: int(len(whole) * share)]).levels(Pixels.FAST, (1, 1), scratch)
+
+        levels = EncodedImage(whole).levels(Pixels.FAST, (1, 1), scratch)
+        assert np.array_equal(levels, np.asarray(decode_rgb(whole)))
 
 
 def test_a_picture_as_upstream_has_it_is_left_to_pillow() -> None:

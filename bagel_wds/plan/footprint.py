@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from bagel_wds.plan.figures import GroupPlan
     from bagel_wds.shards import Shard
 
-LIBRARIES_BYTES = 600 << 20
-"""Interpreter and libraries of a worker: torch 2.14 on Linux, of which 230 MB are files that processes share."""
+LIBRARIES_BYTES = 720 << 20
+"""Interpreter and libraries of a worker: torch 2.14 and Numba on Linux, of which 420 MB are files that processes share."""
 PREFETCH = 2
 """Batches that wait in a worker besides the one being made: the default `prefetch_factor` of a DataLoader."""
 ROW_BYTES = 500

@@ -1,0 +1,123 @@
+"""How a batch goes from a worker to the process that asked for it: in blocks that both keep, see `shared_blocks`."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bagel_wds import shared_blocks
+from bagel_wds.batch import SimpleCustomBatch
+from bagel_wds.shared_blocks import FREE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bagel_wds.shared_blocks import SharedBlocks
+
+    Bytes = NDArray[np.uint8]
+
+_ALIGN = 64
+"""Bytes; where a tensor begins in a block that holds many."""
+
+_SMALL = 1 << 22
+"""Bytes up to which a tensor from elsewhere is copied into a block; larger ones go torch's way."""
+
+
+def begin() -> None:
+    """Send the batches of this process, a worker of `PackedLoader`, in blocks from now on."""
+    ForkingPickler.register(SimpleCustomBatch, partial(_reduce, shared_blocks.begin()))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies: in which of the blocks that come along, and from which byte on."""
+
+    block: int
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _reduce(shared: SharedBlocks, batch: SimpleCustomBatch) -> tuple[Any, ...]:
+    """How a batch is pickled for the other process."""
+    sent: list[tuple[torch.Tensor, int]] = []
+    small: list[torch.Tensor] = []
+    start = 0
+
+    def place(tensor: torch.Tensor) -> _Place | torch.Tensor:
+        nonlocal start
+        block = shared.send(tensor)
+        if block is not None:
+            sent.append((block.whole, tensor.nbytes))
+            return _Place(len(sent) - 1, 0, tuple(tensor.shape), tensor.dtype)
+        if tensor.device.type != "cpu" or not 0 < tensor.nbytes <= _SMALL:
+            return tensor
+        small.append(tensor)
+        own, start = start, start + -(-tensor.nbytes // _ALIGN) * _ALIGN
+        return _Place(-1, own, tuple(tensor.shape), tensor.dtype)
+
+    placed = copy(batch).map_values(torch.Tensor, place)
+    if small:
+        memory = shared.empty((start,), torch.uint8, "small")
+        end = 0
+        for tensor in small:
+            memory[end : end + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
+            end += -(-tensor.nbytes // _ALIGN) * _ALIGN
+        block = shared.send(memory)
+        assert block is not None  # noqa: S101 - it was just given
+        sent.append((block.whole, memory.nbytes))
+    return _rebuild, (vars(placed), sent)
+
+
+def _rebuild(values: dict[str, Any], sent: Sequence[tuple[torch.Tensor, int]]) -> SimpleCustomBatch:
+    contents = []
+    for whole, size in sent:
+        content = whole.numpy()
+        # The tensors of the block, and whatever is a view of them, keep this array, and nobody else does.
+        lent = content[:size]
+        weakref.finalize(lent, _release, content, os.getpid()).atexit = False
+        contents.append(torch.from_numpy(lent))
+
+    def take(place: _Place) -> torch.Tensor:
+        size = prod(place.shape) * place.dtype.itemsize
+        content = contents[place.block]
+        return content[place.start : place.start + size].view(place.dtype).view(place.shape)
+
+    batch = SimpleCustomBatch.__new__(SimpleCustomBatch)
+    vars(batch).update(values)
+    batch.map_values(_Place, take)
+    batch.blocks = tuple(whole.untyped_storage() for whole, _ in sent)
+    return batch
+
+
+def _release(content: Bytes, pid: int) -> None:
+    # A child that was forked meanwhile has what refers to the block, too, and has no say.
+    if os.getpid() == pid:
+        content[-1] = FREE
+
+
+class Mapped:
+    """Keeps the blocks of the last batches mapped, so that torch finds them mapped when they come again."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._blocks: dict[int, torch.UntypedStorage] = {}
+
+    def keep(self, batch: SimpleCustomBatch) -> None:
+        """Keep those of a batch, and of the last ones before it."""
+        for block in batch.blocks:
+            self._blocks.pop(block.data_ptr(), None)
+            self._blocks[block.data_ptr()] = block
+        for oldest in list(self._blocks)[: -self._most]:
+            del self._blocks[oldest]

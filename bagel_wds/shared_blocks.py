@@ -1,0 +1,127 @@
+"""Shared memory that a worker writes its batches into, and takes again once the process that got them has let go of them.
+
+torch makes shared memory for each tensor that it hands over: the system clears every page of it at the first write, and both
+processes map it anew. Here a worker keeps its blocks. The other process says in a block's last byte that it is done with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+
+from bagel_wds.scratch import round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
+FREE, LENT = 0, 1
+"""What the last byte of a block says, once it was sent."""
+
+_SPARE = 4
+"""Free blocks of a kind that are kept: more are left when somebody collected batches for a while."""
+
+
+@dataclass
+class Block:
+    """Shared memory, and who has it.
+
+    Attributes:
+        whole: uint8, all of it; the last byte is `FREE` or `LENT` once it was sent.
+        lent: what the tensor in it refers to, in this process.
+        is_sent: the other process has it, or had it.
+    """
+
+    whole: torch.Tensor
+    lent: weakref.ref[Bytes] | None = None
+    is_sent: bool = False
+    content: Bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.content = self.whole.numpy()
+
+    @property
+    def room(self) -> int:
+        """Bytes for a tensor."""
+        return len(self.content) - 1
+
+    def is_free(self) -> bool:
+        """Whether nobody has it, neither this process nor the other."""
+        if self.lent is not None and self.lent() is not None:
+            return False
+        return not self.is_sent or bool(self.content[-1] == FREE)
+
+
+class SharedBlocks:
+    """A worker's memory for batches; gives tensors as `Buffers` does."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, list[Block]] = {}
+        # Batches are made in one thread of a worker, and sent by another.
+        self._lock = threading.Lock()
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, kind: str = "") -> torch.Tensor:
+        """A tensor of any values, in memory that goes to others of its kind alone: those are of about its size."""
+        size = prod(shape) * dtype.itemsize
+        if not size:
+            return torch.empty(tuple(shape), dtype=dtype)
+        with self._lock:
+            block = self._take(size, kind)
+            block.is_sent = False
+            lent = block.content[:size]
+            block.lent = weakref.ref(lent)
+        return torch.from_numpy(lent).view(dtype).view(*shape)
+
+    def _take(self, size: int, kind: str) -> Block:
+        blocks = self._blocks.setdefault(kind, [])
+        free = [block for block in blocks if block.is_free()]
+        fitting = sorted((block for block in free if block.room >= size), key=lambda block: block.room)
+        # What has become too small for its kind is not likely to fit the next.
+        dropped = free if not fitting else [block for block in free if block.room < size] + fitting[_SPARE:]
+        self._blocks[kind] = [block for block in blocks if not any(block is one for one in dropped)]
+        if fitting:
+            return fitting[0]
+        room = max(round_up(size + 1), *(len(block.content) for block in blocks), 0)
+        storage = torch.UntypedStorage._new_shared(room)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as torch's collate
+        block = Block(torch.empty(0, dtype=torch.uint8).set_(storage))
+        self._blocks[kind].append(block)
+        return block
+
+    def send(self, tensor: torch.Tensor) -> Block | None:
+        """The block of a tensor that `empty` gave, from now on the other process's; None of any other tensor."""
+        with self._lock:
+            for block in (block for blocks in self._blocks.values() for block in blocks):
+                lent = None if block.lent is None else block.lent()
+                if lent is not None and not block.is_sent and _is_all_of(lent, tensor):
+                    block.is_sent = True
+                    block.content[-1] = LENT
+                    return block
+        return None
+
+
+def _is_all_of(lent: Bytes, tensor: torch.Tensor) -> bool:
+    return tensor.data_ptr() == lent.ctypes.data and tensor.nbytes == len(lent) and tensor.is_contiguous()
+
+
+_of_this_process: SharedBlocks | None = None
+
+
+def begin() -> SharedBlocks:
+    """From now on, the batches of this process, a worker, lie in shared blocks."""
+    global _of_this_process  # noqa: PLW0603 - as torch's `get_worker_info`: it is what this process is
+    _of_this_process = SharedBlocks()
+    return _of_this_process
+
+
+def blocks() -> SharedBlocks | None:
+    """The blocks of this process, if `begin` was called."""
+    return _of_this_process
