@@ -107,6 +107,10 @@ class SimpleCustomBatch:
         for key, value in data.items():
             setattr(self, key, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has memory of its own.
+        return vars(self) | {"blocks": ()}
+
     def __getattr__(self, name: str) -> Any:
         # Not an AttributeError: `hasattr` would take a batch whose pixels are on their way for one without any.
         if name in _PIXEL_KEYS and self.__dict__.get("_pixels") is not None:
@@ -131,8 +135,8 @@ class SimpleCustomBatch:
             value = getattr(self, key)
             if isinstance(value, kind):
                 setattr(self, key, change(value))
-            elif isinstance(value, list) and value and isinstance(value[0], kind):
-                setattr(self, key, [change(item) for item in value])
+            elif isinstance(value, list):
+                setattr(self, key, [change(item) if isinstance(item, kind) else item for item in value])
         return self
 
     def _map_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SimpleCustomBatch:

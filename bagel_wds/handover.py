@@ -61,7 +61,7 @@ def _reduce(shared: SharedBlocks, batch: SimpleCustomBatch) -> tuple[Any, ...]:
         if block is not None:
             sent.append((block.whole, tensor.nbytes))
             return _Place(len(sent) - 1, 0, tuple(tensor.shape), tensor.dtype)
-        if tensor.device.type != "cpu" or not 0 < tensor.nbytes <= _SMALL:
+        if not _is_plain(tensor) or not 0 < tensor.nbytes <= _SMALL:
             return tensor
         small.append(tensor)
         own, start = start, start + -(-tensor.nbytes // _ALIGN) * _ALIGN
@@ -80,6 +80,16 @@ def _reduce(shared: SharedBlocks, batch: SimpleCustomBatch) -> tuple[Any, ...]:
     return _rebuild, (vars(placed), sent)
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is its values, its shape and its dtype, and nothing more."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    )
+
+
 def _rebuild(values: dict[str, Any], sent: Sequence[tuple[torch.Tensor, int]]) -> SimpleCustomBatch:
     contents = []
     for whole, size in sent:
@@ -87,12 +97,14 @@ def _rebuild(values: dict[str, Any], sent: Sequence[tuple[torch.Tensor, int]]) -
         # The tensors of the block, and whatever is a view of them, keep this array, and nobody else does.
         lent = content[:size]
         weakref.finalize(lent, _release, content, os.getpid()).atexit = False
-        contents.append(torch.from_numpy(lent))
+        contents.append(lent)
 
     def take(place: _Place) -> torch.Tensor:
-        size = prod(place.shape) * place.dtype.itemsize
-        content = contents[place.block]
-        return content[place.start : place.start + size].view(place.dtype).view(place.shape)
+        # Each has a storage of its own, so that to save one saves no other.
+        values = torch.frombuffer(
+            contents[place.block], dtype=place.dtype, count=prod(place.shape), offset=place.start
+        )
+        return values.view(place.shape)
 
     batch = SimpleCustomBatch.__new__(SimpleCustomBatch)
     vars(batch).update(values)

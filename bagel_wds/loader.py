@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -126,7 +127,7 @@ class PackedLoader:
             **self._options,
         )
         # Each worker has a batch in the making, and those that wait; of each there are the pixels and the rest.
-        waiting = self._num_workers * (self._options.get("prefetch_factor", 2) + 2)
+        waiting = self._num_workers * ((self._options.get("prefetch_factor") or 2) + 2)
         mapped = handover.Mapped(3 * waiting)
         limited = iter(batches) if self._epochs is None else self._until_all_ended(iter(batches))
         while not self._steps_are_done():
@@ -167,7 +168,7 @@ class PackedLoader:
         if rest % self._dataset.world_size == 0:
             yield from islice(batches, rest // self._dataset.world_size)
         while True:
-            offered = [next(batches) for _ in range(per_round)]
+            offered = deque(next(batches) for _ in range(per_round))
             ended = [bool(batch.state and batch.state.ended) for batch in offered]
             stop = all(ended) if self._remainder is not Remainder.DROP else any(ended)
             if self._steps is None and self._agree(stop):
@@ -178,7 +179,8 @@ class PackedLoader:
                     # Of many ranks none knows what the others had.
                     check_some_packed(self.stats)
                 return
-            yield from offered
+            while offered:
+                yield offered.popleft()
 
     def _agree(self, stop: bool) -> bool:
         """Whether the pass is over for all ranks: drop when one says so, else when all do."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bagel_wds.scratch import round_up
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -90,7 +88,9 @@ class SharedBlocks:
         self._blocks[kind] = [block for block in blocks if not any(block is one for one in dropped)]
         if fitting:
             return fitting[0]
-        room = max(round_up(size + 1), *(len(block.content) for block in blocks), 0)
+        # A quarter larger, and no smaller than the others, so that batches, which differ in size, soon find all that they
+        # need. Not more: the system sets all of it aside.
+        room = max(size + size // 4 + 1, *(len(block.content) for block in blocks), 0)
         storage = torch.UntypedStorage._new_shared(room)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as torch's collate
         block = Block(torch.empty(0, dtype=torch.uint8).set_(storage))
         self._blocks[kind].append(block)
