@@ -96,11 +96,13 @@ class SimpleCustomBatch:
     ce_loss_indexes: torch.Tensor
     ce_loss_weights: torch.Tensor
 
+    _blocks: tuple[torch.UntypedStorage, ...] = ()
+    """The shared memory that the batch came in, until the loader has seen it; see `handover`."""
+
     def __init__(self, batch: Sequence[dict[str, Any]]) -> None:
         data = dict(batch[0])
         self._pixels: PackedPixels | None = data.pop("pixels", None)
         self._keys = tuple(data)
-        self.blocks: tuple[torch.UntypedStorage, ...] = ()
         self.state: StreamState | None = getattr(batch[0], "state", None)
         self.is_padding: bool = getattr(batch[0], "is_padding", False)
         self.use_flex = "nested_attention_masks" not in data
@@ -108,8 +110,8 @@ class SimpleCustomBatch:
             setattr(self, key, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has memory of its own.
-        return vars(self) | {"blocks": ()}
+        # The memory that the batch came in is its own, and of no copy.
+        return {name: value for name, value in vars(self).items() if name != "_blocks"}
 
     def __getattr__(self, name: str) -> Any:
         # Not an AttributeError: `hasattr` would take a batch whose pixels are on their way for one without any.

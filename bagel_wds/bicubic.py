@@ -49,7 +49,14 @@ def resize_into(
         place: uint8 (H', W', 3).
         columns_first: filter along the columns before the rows, instead of after.
         scratch: memory for what lies between, the same for picture after picture; None takes fresh one.
+
+    Raises:
+        ValueError: if the place has gaps.
     """
+    if not place.flags.c_contiguous:
+        raise ValueError(
+            f"the place of shape {place.shape} has gaps (strides {place.strides}); give one without"
+        )
     scratch = scratch or Scratch()
     height, width = pixels.shape[:2]
     to_height, to_width = place.shape[:2]
@@ -178,28 +185,26 @@ def _filter(lines: Levels, starts: Integers, weights: Integers, place: Levels) -
 def _along_columns(pixels: Levels, place: Levels) -> None:
     """(H, length) to (H', length)."""
     starts, weights = _weigh(len(pixels), len(place))
-    _filter(_at_least(pixels, weights.shape[1]), starts, weights, place)
+    missing = weights.shape[1] - len(pixels)
+    if missing > 0:
+        # What is added has no weight.
+        pixels = np.concatenate([pixels, np.zeros((missing, pixels.shape[1]), np.uint8)])
+    _filter(pixels, starts, weights, place)
 
 
 def _along_rows(pixels: Levels, place: Levels, scratch: Scratch) -> None:
     """(n, W * 3) to (n, W' * 3)."""
-    length, to_length = pixels.shape[1], place.shape[1]
+    rows, length, to_length = len(pixels), pixels.shape[1], place.shape[1]
+    if rows < _ROWS:
+        columns = np.ascontiguousarray(pixels.reshape(rows, -1, 3).swapaxes(0, 1)).reshape(-1, rows * 3)
+        new = np.empty((to_length // 3, rows * 3), np.uint8)
+        _along_columns(columns, new)
+        place.reshape(rows, -1, 3)[:] = new.reshape(-1, rows, 3).swapaxes(0, 1)
+        return
     starts, weights = _weigh(length // 3, to_length // 3)
     size = max(length, to_length, 3 * weights.shape[1]) * _ROWS
     here, there = scratch.empty("here", size), scratch.empty("there", size)
-    if len(pixels) >= _ROWS:
-        _filter_turned(pixels, starts, weights, place, here, there)
-    else:
-        longer = np.empty((_ROWS, to_length), np.uint8)
-        _filter_turned(_at_least(pixels, _ROWS), starts, weights, longer, here, there)
-        place[:] = longer[: len(place)]
-
-
-def _at_least(rows: Levels, count: int) -> Levels:
-    """So many rows: what is added has no weight."""
-    if len(rows) >= count:
-        return rows
-    return np.concatenate([rows, np.zeros((count - len(rows), rows.shape[1]), np.uint8)])
+    _filter_turned(pixels, starts, weights, place, here, there)
 
 
 @compiled

@@ -39,12 +39,12 @@ class Buffers:
         if self._shared:
             # As torch's own collate does in a worker.
             storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]  # noqa: SLF001
-            return torch.empty(0, dtype=torch.uint8).set_(storage).view(dtype).view(*shape)
+            return torch.empty(0, dtype=torch.uint8).set_(storage).view(dtype).view(tuple(shape))
         block = self._take(num_bytes, kind)
         # The tensor, and whatever is a view of it, keeps this array, and nobody else does.
         lent = block[:num_bytes]
         self._blocks[kind].append((block, weakref.ref(lent)))
-        return torch.from_numpy(lent).view(dtype).view(*shape)
+        return torch.from_numpy(lent).view(dtype).view(tuple(shape))
 
     def _take(self, num_bytes: int, kind: str) -> NDArray[np.uint8]:
         """Memory that nobody has, out of the list."""

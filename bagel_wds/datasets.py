@@ -457,7 +457,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
                 ready[name] = ready_plans(dataset, name, self._run.config, generators, tally)
         for batch in upstream_pipeline(self._run, start, worker, num_workers, draws, tally, rows, ready):
             self._latest[start.stream] = batch.state
-            yield batch
+            yield batch.move()
 
 
 def make_bagel_multimodal_dataset(  # noqa: D417 - the fields are described where they live

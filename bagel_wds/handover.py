@@ -51,17 +51,33 @@ class _Place:
 
 def _reduce(shared: SharedBlocks, batch: SimpleCustomBatch) -> tuple[Any, ...]:
     """How a batch is pickled for the other process."""
+    try:
+        return _rebuild, _place(shared, batch)
+    except Exception as error:  # noqa: BLE001 - in the queue's thread nobody would hear of it, and the other process wait
+        return _fail, (f"{type(error).__name__}: {error}",)
+
+
+def _fail(why: str) -> None:
+    raise RuntimeError(f"a worker could not hand over its batch: {why}")
+
+
+def _place(
+    shared: SharedBlocks, batch: SimpleCustomBatch
+) -> tuple[dict[str, Any], list[tuple[torch.Tensor, int]]]:
+    """The values of a batch, with places in the stead of tensors, and the blocks where these lie, with the bytes in use."""
     sent: list[tuple[torch.Tensor, int]] = []
     small: list[torch.Tensor] = []
     start = 0
 
     def place(tensor: torch.Tensor) -> _Place | torch.Tensor:
         nonlocal start
+        if not _is_plain(tensor):
+            return tensor
         block = shared.send(tensor)
         if block is not None:
             sent.append((block.whole, tensor.nbytes))
             return _Place(len(sent) - 1, 0, tuple(tensor.shape), tensor.dtype)
-        if not _is_plain(tensor) or not 0 < tensor.nbytes <= _SMALL:
+        if not 0 < tensor.nbytes <= _SMALL:
             return tensor
         small.append(tensor)
         own, start = start, start + -(-tensor.nbytes // _ALIGN) * _ALIGN
@@ -77,7 +93,7 @@ def _reduce(shared: SharedBlocks, batch: SimpleCustomBatch) -> tuple[Any, ...]:
         block = shared.send(memory)
         assert block is not None  # noqa: S101 - it was just given
         sent.append((block.whole, memory.nbytes))
-    return _rebuild, (vars(placed), sent)
+    return vars(placed), sent
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -109,27 +125,17 @@ def _rebuild(values: dict[str, Any], sent: Sequence[tuple[torch.Tensor, int]]) -
     batch = SimpleCustomBatch.__new__(SimpleCustomBatch)
     vars(batch).update(values)
     batch.map_values(_Place, take)
-    batch.blocks = tuple(whole.untyped_storage() for whole, _ in sent)
+    vars(batch)["_blocks"] = tuple(whole.untyped_storage() for whole, _ in sent)
     return batch
+
+
+def take_blocks(batch: SimpleCustomBatch) -> tuple[torch.UntypedStorage, ...]:
+    """The blocks that a batch came in: while somebody keeps them, torch finds them mapped when they come again."""
+    blocks: tuple[torch.UntypedStorage, ...] = vars(batch).pop("_blocks", ())
+    return blocks
 
 
 def _release(content: Bytes, pid: int) -> None:
     # A child that was forked meanwhile has what refers to the block, too, and has no say.
     if os.getpid() == pid:
         content[-1] = FREE
-
-
-class Mapped:
-    """Keeps the blocks of the last batches mapped, so that torch finds them mapped when they come again."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._blocks: dict[int, torch.UntypedStorage] = {}
-
-    def keep(self, batch: SimpleCustomBatch) -> None:
-        """Keep those of a batch, and of the last ones before it."""
-        for block in batch.blocks:
-            self._blocks.pop(block.data_ptr(), None)
-            self._blocks[block.data_ptr()] = block
-        for oldest in list(self._blocks)[: -self._most]:
-            del self._blocks[oldest]

@@ -126,15 +126,16 @@ class PackedLoader:
             num_workers=self._num_workers,
             **self._options,
         )
-        # Each worker has a batch in the making, and those that wait; of each there are the pixels and the rest.
+        # The blocks of the last batches: as many as may be on their way, and with the trainer.
         waiting = self._num_workers * ((self._options.get("prefetch_factor") or 2) + 2)
-        mapped = handover.Mapped(3 * waiting)
+        round_of = 0 if self._epochs is None else self._dataset.num_streams // self._dataset.world_size
+        mapped: deque[object] = deque(maxlen=2 * (waiting + round_of))
         limited = iter(batches) if self._epochs is None else self._until_all_ended(iter(batches))
         while not self._steps_are_done():
             batch = next(limited, None)
             if batch is None:
                 break
-            mapped.keep(batch)
+            mapped.append(handover.take_blocks(batch))
             # Before it is handed out: the consumer may save as soon as it has it.
             self._consumed(batch)
             yield batch if self._device is None else batch.to(self._device)

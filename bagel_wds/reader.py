@@ -345,7 +345,8 @@ def fetch(places: Sequence[tuple[str, int, int]], options: StorageOptions | None
             found = list(_group(walk_members(file, url, offset, offset + length), url))
             if [sample["__ref__"] for sample in found] != [(offset, length)]:
                 raise ShardError(
-                    f"{url}: bytes {offset} to {offset + length} hold {len(found)} samples where one was"
+                    f"{url}: bytes {offset} to {offset + length} are not one sample, as they were ({len(found)} begin there); was "
+                    "the shard replaced?"
                 )
             samples[url, offset] = found[0]
     return [dict(samples[url, offset]) for url, offset, _ in places]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bagel_wds.buffers import Buffers
-from bagel_wds.scratch import Scratch, round_up
 
 SHAPE = (3, 1000)
 
@@ -89,62 +87,3 @@ def test_shared_memory_needs_no_copy_on_its_way_to_another_process() -> None:
     assert shared.is_shared()  # type: ignore[no-untyped-call]
     assert (shared.shape, shared.dtype) == (SHAPE, torch.float32)
     assert Buffers(shared=True).empty((0, 3), torch.uint8).shape == (0, 3)
-
-
-def address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def test_scratch_under_a_name_is_the_same_memory_again() -> None:
-    scratch = Scratch()
-    first = scratch.empty("rows", 1000)
-    assert first.shape == (1000,)
-    assert first.dtype == np.uint8
-    first[:] = np.arange(1000) % 251
-
-    again = scratch.empty("rows", 400)
-
-    assert again.shape == (400,)
-    assert address(again) == address(first)
-    np.testing.assert_array_equal(again, np.arange(400) % 251)
-    assert scratch.empty("rows", 0).shape == (0,)
-
-
-def test_scratch_grows_and_leaves_what_was_given_before_alone() -> None:
-    scratch = Scratch()
-    small = scratch.empty("rows", 1000)
-    small[:] = 7
-
-    large = scratch.empty("rows", 100_000)
-    large[:] = 9
-
-    assert large.shape == (100_000,)
-    assert not np.shares_memory(small, large)
-    assert (small == 7).all()
-    # From now on, small ones lie there, too.
-    assert address(scratch.empty("rows", 1000)) == address(large)
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 5000)), min_size=1, max_size=30))
-def test_scratch_of_different_names_lies_apart(steps: list[tuple[str, int]]) -> None:
-    scratch = Scratch()
-    last: dict[str, tuple[int, Any]] = {}
-    for number, (name, size) in enumerate(steps):
-        memory = scratch.empty(name, size)
-        assert len(memory) == size
-        memory[:] = number
-        last[name] = number, memory
-        assert all((one == value).all() for value, one in last.values())
-
-
-def test_scratch_that_fits_is_not_left_for_as_many_sizes_as_come() -> None:
-    scratch = Scratch()
-    # Kept, so that no memory can come to lie where another was.
-    given_ = [scratch.empty("rows", size) for size in range(1, 5000, 7)]
-
-    assert len({address(memory) for memory in given_}) <= 13
-
-
-@given(st.integers(1, 1 << 40))
-def test_rounding_up_is_to_the_next_power_of_two(size: int) -> None:
-    assert round_up(size) == next(1 << bits for bits in range(42) if 1 << bits >= size)

@@ -351,13 +351,21 @@ def test_c49_latents_beyond_the_table_are_refused_with_the_value_that_works(info
     assert build(info, grouped_datasets=mixture, max_latent_size=64)
 
 
-@pytest.mark.parametrize("transport", ["float32", "uint8"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_streams": 6, "transport": "float32"},
+        {"num_streams": 6, "transport": "uint8"},
+        {"fidelity": "upstream"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
 def test_streams_that_wait_for_their_turn_keep_nothing_of_batches_that_were_dropped(
-    info: dict[str, Any], transport: str
+    info: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     places = set()
-    iterator = iter(build(info, num_streams=6, transport=transport))
-    for _ in range(36):
+    iterator = iter(build(info, **settings))
+    for _ in range(24):
         batch = next(iterator)
         values: list[Any] = [*batch.values(), *batch.get("nested_attention_masks", [])]
         if "pixels" in batch:
@@ -374,7 +382,7 @@ def test_streams_that_wait_for_their_turn_keep_nothing_of_batches_that_were_drop
         del batch, values
         assert {one() for one in alive} == {None}
 
-    # Each stream was asked six times, and all have their pixels from one memory, a few times outgrown.
+    # Where there are six streams, each was asked four times, and all have their pixels from one memory, a few times outgrown.
     assert 0 < len(places) < 6
 
 

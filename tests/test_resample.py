@@ -96,25 +96,18 @@ def test_photographs_have_pillows_values_at_the_sizes_of_training(
 @example((300, 300), (299, 301), 1)
 @example((299, 300), (283, 300), 1)
 @example((300, 60), (97, 61), 2)
+@example((2, 3), (12, 7), 0)
+@example((5, 1), (3, 12), 0)
 def test_noise_of_any_shape_has_pillows_values(size: Size, to: Size, seed: int) -> None:
     assert apart(noise(*size, seed=seed), to) == 0
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.tuples(st.integers(1, 7), st.integers(1, 7)),
-    st.tuples(st.integers(1, 12), st.integers(1, 12)),
-    st.integers(0, 3),
-)
-def test_pictures_shorter_than_the_filter_have_pillows_values(size: Size, to: Size, seed: int) -> None:
-    assert apart(noise(*size, seed=seed), to) == 0
-
-
 # The compiled loops take 64 rows at once.
-@pytest.mark.parametrize("height", [62, 63, 64, 65, 66, 127, 128, 129, 191, 193])
-@pytest.mark.parametrize("to_height", [1, 63, 64, 65, 128, 131])
-def test_pictures_of_about_64_rows_have_pillows_values(height: int, to_height: int) -> None:
-    assert [apart(noise(height, 50), (to_height, to_width)) for to_width in (1, 20, 50, 77)] == [0] * 4
+@pytest.mark.parametrize("height", [63, 64, 65, 127, 129])
+def test_pictures_of_about_64_rows_have_pillows_values(height: int) -> None:
+    sizes = [(to_height, to_width) for to_height in (1, 63, 64, 65, 131) for to_width in (20, 50, 77)]
+
+    assert [apart(noise(height, 50), to) for to in sizes] == [0] * len(sizes)
 
 
 @pytest.mark.parametrize(

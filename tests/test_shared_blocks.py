@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from bagel_wds.materialize import PackMemory
 from bagel_wds.shared_blocks import FREE, LENT, SharedBlocks
 
 if TYPE_CHECKING:
+    from random import Random
+
     from bagel_wds.shared_blocks import Block
 
 SHAPE = (3, 1000)
@@ -86,8 +89,8 @@ def test_what_was_sent_is_taken_again_once_both_have_let_go(first_to_let_go: str
         let_go(block)
     else:
         del tensor
-    taken = {blocks.empty(SHAPE, torch.float32).data_ptr(), blocks.empty(SHAPE, torch.float32).data_ptr()}
-    assert where in taken
+    taken = [blocks.empty(SHAPE, torch.float32) for _ in range(2)]
+    assert where in {one.data_ptr() for one in taken}
 
 
 @pytest.mark.parametrize(
@@ -157,35 +160,123 @@ def test_memory_is_left_for_others_of_its_kind() -> None:
     assert blocks.empty((100,), torch.uint8, "large").data_ptr() == where
 
 
-def test_the_smallest_block_that_fits_is_taken() -> None:
+def test_of_the_free_blocks_that_fit_the_last_one_used_is_taken() -> None:
     blocks = SharedBlocks()
-    small = blocks.empty((1000,), torch.uint8)
-    large = blocks.empty((100_000,), torch.uint8)
-    where = small.data_ptr()
-    del small, large
+    first, second, third = (blocks.empty((size,), torch.uint8) for size in (1000, 1000, 5000))
+    places = [tensor.data_ptr() for tensor in (first, second, third)]
 
-    assert blocks.empty((900,), torch.uint8).data_ptr() == where
+    # In which order they become free does not matter.
+    del third, second, first
+    assert blocks.empty((900,), torch.uint8).data_ptr() == places[2]
+    held = [blocks.empty((900,), torch.uint8) for _ in range(2)]
+    assert [tensor.data_ptr() for tensor in held] == [places[2], places[1]]
+
+    del held
+    # It was used last of all, and is too small.
+    assert blocks.empty((4000,), torch.uint8).data_ptr() == places[2]
 
 
-def test_what_too_many_kept_for_a_while_is_given_back_to_the_system() -> None:
-    def mapped() -> int:
-        return Path("/proc/self/maps").read_text(encoding="utf-8").count(f"torch_{os.getpid()}_")
+def of_one_kind(blocks: SharedBlocks) -> set[int]:
+    """Which blocks there are; those that are compared with have to be kept."""
+    (known,) = blocks._blocks.values()
+    return {id(block) for block in known}
 
+
+@pytest.mark.parametrize("are_sent", [False, True])
+def test_bursts_make_no_block_after_the_first_one(are_sent: bool) -> None:
+    blocks = SharedBlocks()
+    known: list[Block] = []
+    for burst in range(10):
+        held = [blocks.empty(SHAPE, torch.float32) for _ in range(16)]
+        assert len({tensor.data_ptr() for tensor in held}) == 16
+        known = known or [block for kind in blocks._blocks.values() for block in kind]
+        assert len(known) == 16
+        assert of_one_kind(blocks) == {id(block) for block in known}, burst
+        if are_sent:
+            for block in [sent(blocks, tensor) for tensor in held]:
+                let_go(block)
+        del held
+
+
+@given(st.lists(st.integers(3000, 3700), min_size=16, max_size=16), st.randoms(use_true_random=False))
+def test_bursts_of_sizes_that_differ_a_little_make_no_block_after_the_first_one(
+    sizes: list[int], draws: Random
+) -> None:
+    blocks = SharedBlocks()
+    known: list[Block] = []
+    for _ in range(4):
+        held = [blocks.empty((size,), torch.uint8) for size in sizes]
+        known = known or [block for kind in blocks._blocks.values() for block in kind]
+        assert of_one_kind(blocks) == {id(block) for block in known}
+        del held
+        draws.shuffle(sizes)
+
+
+def mapped() -> int:
+    """Shared memory that this process made, as the system says."""
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count(f"torch_{os.getpid()}_")
+
+
+def test_what_was_not_used_for_long_is_given_back_to_the_system() -> None:
     gc.collect()
     before = mapped()
     blocks = SharedBlocks()
-    held = [blocks.empty(SHAPE, torch.float32) for _ in range(20)]
+    held = [blocks.empty(SHAPE, torch.float32) for _ in range(30)]
     of_them = [sent(blocks, tensor) for tensor in held]
-    assert mapped() - before == 20
+    assert mapped() - before == 30
 
     for block in of_them:
         let_go(block)
     del held, of_them, block
-    last = blocks.empty(SHAPE, torch.float32)
+    # For a while, all are kept.
+    for _ in range(200):
+        blocks.empty(SHAPE, torch.float32)
+    assert mapped() - before == 30
 
-    # One is taken, a few are kept for what comes.
-    assert 1 <= mapped() - before <= 5
-    del last
+    for _ in range(400):
+        blocks.empty(SHAPE, torch.float32)
+    assert 1 <= mapped() - before <= 3
+
+
+def test_takes_of_another_kind_make_no_block_old() -> None:
+    blocks = SharedBlocks()
+    held = [blocks.empty(SHAPE, torch.float32, "rare") for _ in range(4)]
+    known = list(blocks._blocks["rare"])
+    del held
+
+    for _ in range(600):
+        blocks.empty((10,), torch.float32, "often")
+    blocks.empty(SHAPE, torch.float32, "rare")
+
+    assert {id(block) for block in blocks._blocks["rare"]} == {id(block) for block in known}
+
+
+def test_without_room_the_error_says_how_much_is_wanted_and_held_and_what_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(size: int) -> torch.UntypedStorage:
+        raise RuntimeError("unable to write to file </torch_1_2_3>: No space left on device (28)")
+
+    blocks = SharedBlocks()
+    pixels, ids = blocks.empty(SHAPE, torch.float32, "pixels"), blocks.empty((50,), torch.int64, "ids")
+    held = sum(sent(blocks, tensor).whole.nbytes for tensor in (pixels, ids))
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", no_room)
+
+    with pytest.raises(RuntimeError, match="No space left on device") as failed:
+        blocks.empty((100_000,), torch.float32, "pixels")
+
+    says = str(failed.value)
+    for word in ("/dev/shm", "--shm-size", "prefetch_factor", 'transport="uint8"'):
+        assert word in says
+    wanted, has, *_ = (int(figure) for figure in re.findall(r"\d+", says))
+    # Somewhat more than the tensor, for those that come after it.
+    assert 400_000 < wanted < 600_000
+    assert has == held
+    # What is there serves on.
+    where = pixels.data_ptr()
+    let_go(blocks._blocks["pixels"][0])
+    del pixels
+    assert blocks.empty(SHAPE, torch.float32, "pixels").data_ptr() == where
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 5), st.booleans()), max_size=30))

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 LIBRARIES_BYTES = 720 << 20
 """Interpreter and libraries of a worker: torch 2.14 and Numba on Linux, of which 420 MB are files that processes share."""
-PREFETCH = 2
-"""Batches that wait in a worker besides the one being made: the default `prefetch_factor` of a DataLoader."""
+WAITING = 2
+"""Batches of a worker on their way: the default `prefetch_factor` of a DataLoader."""
+BATCHES = (WAITING + 2) * 5 // 4
+"""What a worker has memory for: those, one in the making, one that the trainer has, and a quarter more for larger ones."""
 ROW_BYTES = 500
 """A shard in the table that each worker has: two URLs and their numbers."""
 INDEX_BYTES = 64
@@ -105,7 +107,7 @@ def memory_of(
         "buffers": min(wanted, config.memory_bytes),
         "held": 0 if best_fit else int(hosted * config.max_buffer_size * largest),
         "read_ahead": remote * (config.read_ahead_bytes and config.read_ahead_bytes + hosted * FIRST_WINDOW),
-        "batches": _batch_bytes(config, plans) * (PREFETCH + 1 if num_workers else 1),
+        "batches": _batch_bytes(config, plans) * (BATCHES if num_workers else 1),
     }
     return Memory(**parts, buffers_wanted=wanted, total=sum(parts.values()))
 

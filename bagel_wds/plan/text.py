@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bagel_wds.console import format_size
-from bagel_wds.plan.footprint import PREFETCH
+from bagel_wds.plan.footprint import WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def _of_run(plan: RunPlan) -> Iterator[tuple[str, str]]:
         ("buffers", memory.buffers),
         ("packer", memory.held),
         ("read ahead", memory.read_ahead),
-        (f"batches, {PREFETCH if plan.num_workers else 0} waiting", memory.batches),
+        (f"batches, {WAITING if plan.num_workers else 0} waiting", memory.batches),
     ):
         yield "", f"{label:<22}{format_size(num_bytes)}"
     if plan.traffic is not None:
