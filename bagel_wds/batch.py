@@ -141,12 +141,9 @@ class SimpleCustomBatch:
                 setattr(self, key, [change(item) if isinstance(item, kind) else item for item in value])
         return self
 
-    def _map_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SimpleCustomBatch:
-        return self.map_values(torch.Tensor, move)
-
     def pin_memory(self) -> SimpleCustomBatch:
         """Pin every tensor, in place; without a GPU there is nothing to pin for, and nothing happens."""
-        return self._map_tensors(torch.Tensor.pin_memory) if torch.cuda.is_available() else self
+        return self.map_values(torch.Tensor, torch.Tensor.pin_memory) if torch.cuda.is_available() else self
 
     def cuda(self, device: int | str | torch.device | None = None) -> SimpleCustomBatch:
         """Move every tensor to a GPU, or as upstream to any device that is named, in place; see `to`."""
@@ -154,7 +151,7 @@ class SimpleCustomBatch:
 
     def to(self, device: int | str | torch.device) -> SimpleCustomBatch:
         """Move every tensor to a device, in place, without waiting for pinned ones; levels become floats there."""
-        self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        self.map_values(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True))
         return self._finish()
 
     def _finish(self) -> SimpleCustomBatch:

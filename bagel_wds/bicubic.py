@@ -36,7 +36,7 @@ _BLOCK = 1024
 """Values of a row that are filtered at once; their sums stay in the nearest cache."""
 
 _ROWS = 64
-"""Rows that are filtered at once along their length, a power of 4: see `_along_rows`."""
+"""Rows that are filtered at once along their length; `_turn` and `_turn_back` are written for just so many."""
 
 
 def resize_into(

@@ -66,11 +66,11 @@ def _place(
 ) -> tuple[dict[str, Any], list[tuple[torch.Tensor, int]]]:
     """The values of a batch, with places in the stead of tensors, and the blocks where these lie, with the bytes in use."""
     sent: list[tuple[torch.Tensor, int]] = []
-    small: list[torch.Tensor] = []
-    start = 0
+    small: list[tuple[int, torch.Tensor]] = []
+    end = 0
 
     def place(tensor: torch.Tensor) -> _Place | torch.Tensor:
-        nonlocal start
+        nonlocal end
         if not _is_plain(tensor):
             return tensor
         block = shared.send(tensor)
@@ -79,17 +79,16 @@ def _place(
             return _Place(len(sent) - 1, 0, tuple(tensor.shape), tensor.dtype)
         if not 0 < tensor.nbytes <= _SMALL:
             return tensor
-        small.append(tensor)
-        own, start = start, start + -(-tensor.nbytes // _ALIGN) * _ALIGN
-        return _Place(-1, own, tuple(tensor.shape), tensor.dtype)
+        start = -(-end // _ALIGN) * _ALIGN
+        end = start + tensor.nbytes
+        small.append((start, tensor))
+        return _Place(-1, start, tuple(tensor.shape), tensor.dtype)
 
     placed = copy(batch).map_values(torch.Tensor, place)
     if small:
-        memory = shared.empty((start,), torch.uint8, "small")
-        end = 0
-        for tensor in small:
-            memory[end : end + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
-            end += -(-tensor.nbytes // _ALIGN) * _ALIGN
+        memory = shared.empty((end,), torch.uint8, "small")
+        for start, tensor in small:
+            memory[start : start + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
         block = shared.send(memory)
         assert block is not None  # noqa: S101 - it was just given
         sent.append((block.whole, memory.nbytes))
