@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from filelock import FileLock, Timeout
 
 from bagel_wds.urls import is_signed
+from bagel_wds.user_folder import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,13 +52,8 @@ def cache_of(options: StorageOptions | None) -> ShardCache | None:
     """The cache that the settings name, one a process; None where they name none."""
     if options is None or not options.cache_bytes:
         return None
-    folder = Path(options.cache_dir).expanduser() if options.cache_dir else _own_folder()
+    folder = Path(options.cache_dir).expanduser() if options.cache_dir else cache_folder()
     return _open_cache(str(folder), options.cache_bytes)
-
-
-def _own_folder() -> str:
-    """Where a user's caches lie."""
-    return os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
 
 
 @lru_cache(maxsize=16)

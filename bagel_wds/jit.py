@@ -24,6 +24,8 @@ from numba import njit
 from numba.core import serialize
 from numba.core.compiler import CompileResult
 
+from bagel_wds.user_folder import cache_folder
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -114,8 +116,4 @@ def _source_of(path: str) -> str:
 
 def _folder() -> Path:
     own = os.environ.get("NUMBA_CACHE_DIR")
-    return (
-        Path(own or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser())
-        / "bagel-wds"
-        / "compiled"
-    )
+    return (Path(own) if own else cache_folder()) / "bagel-wds" / "compiled"
