@@ -2,7 +2,7 @@
 
     CACHE_DIR/bagel-wds-cache/
         CACHEDIR.TAG              it is ours; without it nothing in the folder is touched
-        lock                      held for the moment in which room is made
+        lock                      held for the moment in which room is made, or a whole object gets its name
         KEY-VERSION.shard         a whole object
         KEY-VERSION.shard.partial one that somebody is writing, as large as it will be
 
@@ -213,9 +213,13 @@ class ShardCache:
                 error.strerror or error,
             )
 
-    def kept(self, key: str, path: Path) -> None:
-        """Told that this process has kept a version of an object."""
-        self._known[key] = path
+    def name(self, key: str, partial: Path, path: Path) -> bool:
+        """Have a whole object under its name, at no moment in which another counts what there is; whether that was so."""
+        with self._locked() as is_locked:
+            if is_locked:
+                partial.rename(path)
+                self._known[key] = path
+        return is_locked
 
     def _path(self, key: str, size: int, tag: str | None) -> Path | None:
         """None for what cannot be told from another version: without an entity tag, or with a weak one."""
@@ -294,13 +298,15 @@ class NewEntry:
             return
         try:
             os.fsync(self._file)
-            self._partial.rename(self._path)
+            is_named = self._cache.name(self._key, self._partial, self._path)
         except OSError as error:
             self.drop()
             self._cache.give_up(error)
             return
-        self._cache.kept(self._key, self._path)
-        self._close()
+        if is_named:
+            self._close()
+        else:
+            self.drop()
 
     def drop(self) -> None:
         """Do not keep it."""

@@ -236,6 +236,26 @@ def entry(cache: ShardCache, key: str, data: bytes, tag: str = '"t"') -> Path | 
     return new._path
 
 
+def test_while_another_counts_what_there_is_nothing_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever lists the folder meanwhile could meet it under neither of its names, and keep too much.
+    monkeypatch.setattr("bagel_wds.cache.LOCK_SECONDS", 0.05)
+    cache = ShardCache(tmp_path / FOLDER, 300)
+    assert entry(cache, KEY, bytes(100)) is not None
+    new = cache.begin(OTHER, 100, '"t"')
+    assert new is not None
+    new.write(memoryview(bytes(100)))
+    with FileLock(tmp_path / FOLDER / "lock", mode=0o600):
+        new.finish()
+
+    assert not cache.has(OTHER)
+    assert list((tmp_path / FOLDER).glob("*.partial")) == []
+    again = entry(cache, OTHER, bytes(100))
+    assert again is not None
+    assert again.stat().st_size == 100
+
+
 def test_the_one_used_longest_ago_goes_first_and_never_one_in_use(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path / FOLDER, 300)
     paths = [entry(cache, f"{number:032x}", bytes(100)) for number in range(3)]
