@@ -231,10 +231,11 @@ class ShardCache:
         return (self._folder / MARKER).is_file()
 
     def _make_folder(self) -> None:
-        if self._is_ours():
-            return
+        # In this order: whoever makes it has its mark in it from the start.
         if self._folder.exists():
-            raise FileExistsError(0, f"there is a folder of this name without {MARKER}, which another made")
+            if not self._is_ours():
+                raise FileExistsError(0, f"there is a folder of this name without {MARKER}, which another made")
+            return
         # It comes with its mark, in one step.
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         made = self._folder.with_name(f".{FOLDER}-{secrets.token_hex(8)}")

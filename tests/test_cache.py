@@ -236,6 +236,25 @@ def entry(cache: ShardCache, key: str, data: bytes, tag: str = '"t"') -> Path | 
     return new._path
 
 
+def test_those_who_begin_at_once_make_the_folder_together(tmp_path: Path) -> None:
+    # Each is as a process of its own; one that found a half-made folder would keep nothing from then on.
+    for number in range(20):
+        caches = [ShardCache(tmp_path / str(number) / FOLDER, 1 << 20) for _ in range(8)]
+        start = threading.Barrier(len(caches))
+
+        def begin(place: int, cache: ShardCache, start: threading.Barrier = start) -> None:
+            start.wait()
+            entry(cache, f"{place:032x}", bytes(100))
+
+        threads = [threading.Thread(target=begin, args=it) for it in enumerate(caches)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        kept = list((tmp_path / str(number) / FOLDER).glob("*.shard"))
+        assert len(kept) == len(caches)
+
+
 def test_while_another_counts_what_there_is_nothing_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
