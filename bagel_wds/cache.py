@@ -234,7 +234,9 @@ class ShardCache:
         # In this order: whoever makes it has its mark in it from the start.
         if self._folder.exists():
             if not self._is_ours():
-                raise FileExistsError(0, f"there is a folder of this name without {MARKER}, which another made")
+                raise FileExistsError(
+                    0, f"there is a folder of this name without {MARKER}, which another made"
+                )
             return
         # It comes with its mark, in one step.
         self._folder.parent.mkdir(parents=True, exist_ok=True)

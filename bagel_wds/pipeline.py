@@ -32,7 +32,7 @@ from bagel_wds.shards import Shard, count_samples
 from bagel_wds.shuffle import Memory, ShuffleBuffer, Unshuffled, reference
 from bagel_wds.skips import SkipLimit, Skips
 from bagel_wds.state import GroupState, StreamState, unpack_refs
-from bagel_wds.wiring import dropout_rates, layout_rules, pack_limits
+from bagel_wds.wiring import dropout_rates, layout_rules, pack_limits, text_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from bagel_wds.records import Picture, SampleRef
     from bagel_wds.rng import CallOrderDraws, Draws
     from bagel_wds.storage import StorageOptions
+    from bagel_wds.tokens import TextEncoder
     from bagel_wds.upstream.sources import PlannedRows
 
 
@@ -66,7 +67,8 @@ class Run:
         pass_epochs: of a finite pass; None is a run without end.
         repeat: a stream whose pass is over goes on with the next epoch.
         classes: of each group that is not read from shards, the class that reads it.
-        memory: what the streams of one worker share for samples that wait.
+        encoder: what the streams of one worker share for texts.
+        memory: likewise, for samples that wait.
         ahead: likewise, what they hold of each group's shards before it is wanted.
     """
 
@@ -80,10 +82,12 @@ class Run:
     pass_epochs: int | None = None
     repeat: bool = False
     classes: Mapping[str, str] = field(default_factory=dict)
+    encoder: TextEncoder = field(init=False, repr=False, compare=False)
     memory: Memory = field(init=False, repr=False, compare=False)
     ahead: Mapping[str, ReadAhead] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "encoder", text_encoder(self.config, self.tokenizer))
         object.__setattr__(self, "memory", Memory(self.config.memory_bytes))
         ahead = {name: ReadAhead(self.config.read_ahead_bytes) for name in self.shards}
         object.__setattr__(self, "ahead", ahead)
@@ -216,7 +220,7 @@ def _group_pipeline(
         stages.read(config, book=book, ahead=run.ahead[name]),
         *shuffled,
         stages.decode(config, name, tally=tally, group_size=size),
-        stages.plan(config, name, run.tokenizer, seed=seed, draws=draws, tally=tally, group_size=size),
+        stages.plan(config, name, run.encoder, seed=seed, draws=draws, tally=tally, group_size=size),
     )
 
 
@@ -341,7 +345,7 @@ def _replan(
     """
     again = Tally()
     decode = stages.decode(run.config, group, tally=again)
-    plan = stages.plan(run.config, group, run.tokenizer, seed=run.draw_seed, tally=again)
+    plan = stages.plan(run.config, group, run.encoder, seed=run.draw_seed, tally=again)
     found = _fetch_again(run, group, skips[group], refs)
     plans = list(plan(decode(sample for sample in found if sample is not None)))
     tally.add({group: {"dropped": again.drops(group)}})

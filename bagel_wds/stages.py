@@ -55,11 +55,13 @@ from bagel_wds.shards import Shard, ShardSlice, list_shards, walk_epochs
 from bagel_wds.shuffle import Room, reference
 from bagel_wds.shuffle import shuffle as shuffle_samples
 from bagel_wds.state import StreamState
+from bagel_wds.tokens import TextEncoder
 from bagel_wds.wiring import (
     dropout_rates,
     layout_rules,
     pack_limits,
     plan_tools,
+    text_encoder,
     view_loader,
 )
 
@@ -309,7 +311,7 @@ def _place(key: str, url: str) -> str:
 def plan(
     config: BagelDatasetConfig,
     group: str,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | TextEncoder,
     *,
     seed: int = 0,
     draws: Draws | None = None,
@@ -321,7 +323,7 @@ def plan(
     Args:
         config: its mixture must hold the group.
         group: name of the group.
-        tokenizer: one that `add_special_tokens` has seen.
+        tokenizer: one that `add_special_tokens` has seen, or an encoder for it that stages have in common.
         seed: of the draws, which are addressed by (seed, group, dataset, epoch, key).
         draws: shared draws in call order; needed, and used, only with `fidelity="upstream"`.
         tally: where drops are counted.
@@ -331,10 +333,11 @@ def plan(
         ConfigError: if the mixture has no such group.
     """
     settings = _group_of(groups_of(config), group)
+    encoder = tokenizer if isinstance(tokenizer, TextEncoder) else text_encoder(config, tokenizer)
     return partial(
         _plan,
         planner=planner_of(settings),
-        tools=plan_tools(config, group, settings, tokenizer),
+        tools=plan_tools(config, group, settings, encoder),
         rates=dropout_rates(config),
         limits=pack_limits(config),
         seed=seed,

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bagel_wds.errors import ConfigError
+from bagel_wds.pieces import PieceEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,10 +91,10 @@ def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Text to token ids.
+    """Text to token ids. It keeps what it has met, so one is enough for all streams of a process.
 
     Attributes:
-        tokenizer: one that `add_special_tokens` has seen.
+        tokenizer: one that `add_special_tokens` has seen, and that gets no further tokens.
         allow_control_tokens: encode a control string in the text to its id, as upstream does. By default it is
             cut behind its first character and both parts are encoded, so that it stays text however the token was
             added.
@@ -119,9 +120,13 @@ class TextEncoder:
         backend = self._backend
         # Whoever else uses the tokenizer may have set these two, and its own `encode` unsets them.
         if backend is not None and backend.truncation is None and backend.padding is None:
-            ids: list[int] = backend.encode(text).ids
-            return ids
+            by_pieces = self._pieces(text) if self._pieces is not None else None
+            return list(backend.encode(text).ids) if by_pieces is None else by_pieces
         return list(self.tokenizer.encode(text))
+
+    @cached_property
+    def _pieces(self) -> PieceEncoder | None:
+        return None if self._backend is None else PieceEncoder.of(self._backend)
 
     @cached_property
     def _backend(self) -> Any:

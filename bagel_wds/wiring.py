@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def plan_tools(
-    config: BagelDatasetConfig, name: str, group: GroupConfig, tokenizer: PreTrainedTokenizerBase
-) -> PlanTools:
-    """What the group's planner works with."""
+def text_encoder(config: BagelDatasetConfig, tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
+    """How texts become tokens."""
     upstream = config.fidelity == Fidelity.UPSTREAM
-    encoder = TextEncoder(tokenizer, allow_control_tokens=upstream or config.allow_control_tokens)
+    return TextEncoder(tokenizer, allow_control_tokens=upstream or config.allow_control_tokens)
+
+
+def plan_tools(config: BagelDatasetConfig, name: str, group: GroupConfig, encoder: TextEncoder) -> PlanTools:
+    """What the group's planner works with."""
     return PlanTools(
         group=name,
         encode=encoder,
         resize={kind: transform.resize for kind, transform in transforms_of(group).items()},
         patch={Kind.VIT_IMAGE: config.vit_patch_size, Kind.VAE_IMAGE: config.vae_image_downsample},
         frames=group.frame_sampler_args.rule(Fidelity(config.fidelity)),
-        upstream=upstream,
+        upstream=config.fidelity == Fidelity.UPSTREAM,
         has_id=encoder.has_id,
     )
 

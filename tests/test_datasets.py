@@ -30,6 +30,7 @@ from bagel_wds import (
 )
 from bagel_wds.batch import PackedBatch
 from bagel_wds.layout import KEY_ORDER
+from bagel_wds.pieces import PieceEncoder
 from bagel_wds.state import StreamState
 
 if TYPE_CHECKING:
@@ -384,6 +385,24 @@ def test_streams_that_wait_for_their_turn_keep_nothing_of_batches_that_were_drop
 
     # Where there are six streams, each was asked four times, and all have their pixels from one memory, a few times outgrown.
     assert 0 < len(places) < 6
+
+
+def test_all_streams_and_groups_of_a_process_keep_the_words_that_they_met_in_one_place(
+    info: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[PieceEncoder | None] = []
+    of = PieceEncoder.of
+
+    def counted(backend: Any) -> PieceEncoder | None:
+        made.append(of(backend))
+        return made[-1]
+
+    monkeypatch.setattr(PieceEncoder, "of", counted)
+    list(islice(build(info, num_streams=6), 12))
+
+    [one] = made
+    assert one is not None
+    assert one._known
 
 
 def test_a_batch_that_was_moved_is_all_in_the_new_one(info: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from bagel_wds.upstream.interleave import UnifiedEditIterableDataset, encoded
 from bagel_wds.upstream.samples import plan_of
 from bagel_wds.upstream.t2i import T2IIterableDataset
 from bagel_wds.upstream.vlm import SftJSONLIterableDataset, media_path, named_images, read_file
-from bagel_wds.wiring import dropout_rates, pack_limits, plan_tools
+from bagel_wds.wiring import dropout_rates, pack_limits, plan_tools, text_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -79,7 +79,8 @@ class PlannedRows:
     ) -> None:
         settings = groups_of(config)[group]
         self._dataset = dataset
-        self._tools, self._planner = plan_tools(config, group, settings, tokenizer), planner_of(settings)
+        encoder = text_encoder(config, tokenizer)
+        self._tools, self._planner = plan_tools(config, group, settings, encoder), planner_of(settings)
         self._draws = draws
         self._tally = tally
         self._rows, self._raw = _reading(dataset)
