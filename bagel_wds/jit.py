@@ -23,6 +23,7 @@ import xxhash
 from numba import njit
 from numba.core import serialize
 from numba.core.compiler import CompileResult
+from numba.core.registry import cpu_target
 
 from bagel_wds.user_folder import cache_folder
 
@@ -42,6 +43,12 @@ def compiled(function: F) -> F:
     fast._cache = _Kept(function)  # noqa: SLF001
     same: F = fast
     return same
+
+
+def load_all() -> None:
+    """Load what Numba loads with the first function that it is to have ready: half of its modules."""
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 class _Kept:

@@ -61,7 +61,8 @@ class PackedLoader:
         steps: end the pass after so many steps instead, which needs no agreement among ranks.
         device: where the batches are wanted, such as "cuda". Their pixels travel there as uint8, and are finished there;
             None gives batches as the dataset's `transport` says, for you to move.
-        multiprocessing_context: how workers start; a script then guards its start with `if __name__ == "__main__"`.
+        multiprocessing_context: how workers start; a script then guards its start with `if __name__ == "__main__"`. See
+            `bagel_wds.worker` for a quick start.
         **options: of `torch.utils.data.DataLoader`, such as `prefetch_factor` and `pin_memory`.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -177,6 +178,8 @@ def main() -> None:
     task = Task(**{**told, "groups": tuple(told["groups"])})
     # One core a process, as DataLoader sets it in workers: what is compared is work, not how many threads do it.
     torch.set_num_threads(1)
+    # As the README says; the other loaders' workers are forks of this process, which has imported all as well.
+    multiprocessing.set_forkserver_preload(["bagel_wds.worker"])
     room = ROOMS.get(task.contestant)
     prepare = importlib.import_module(room).prepare if room else prepare_ours
     print(json.dumps(asdict(measure(prepare(task), task))))
