@@ -99,7 +99,6 @@ def summary(runs: Sequence[Run], place: Place) -> dict[str, Any]:
         "fill": median(lambda own: own.fill),
         "first_s": median(lambda own: own.first_s),
         "peak_rss": median(lambda own: own.peak_rss),
-        "own_rss": median(lambda own: own.peak_rss - own.base_rss),
         **{
             f"times_{other}": {
                 clock: ratio(runs, place, base(place, other), clock) for clock in ("wall", "cpu")
@@ -185,7 +184,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         "MB/batch",
         "fill",
         "first s",
-        "peak MB (own)",
+        "peak MB",
         "x upstream",
         "x plain",
         "x limit",
@@ -203,7 +202,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
             f"{row['bytes_per_batch'] / 1e6:.0f}" if makes else "",
             f"{row['fill']:.3f}",
             f"{row['first_s']:.2f}" if makes else "",
-            f"{row['peak_rss'] / 1e6:.0f} ({row['own_rss'] / 1e6:.0f})" if makes else "",
+            f"{row['peak_rss'] / 1e6:.0f}" if makes else "",
             *(
                 _ratio_cell(row[f"times_{other}"]) if other != place.contestant else ""
                 for other in (UPSTREAM, PLAIN, LIMIT)

@@ -52,7 +52,6 @@ class Figures:
         batches, tokens, images: in the window; a picture that is shown twice counts twice.
         num_bytes: of all tensors in the window.
         peak_rss: bytes, at the end: of this process, or of its largest worker.
-        base_rss: bytes, before the build: what the interpreter and the libraries take, about as much in a worker.
     """
 
     first_s: float
@@ -63,7 +62,6 @@ class Figures:
     images: int
     num_bytes: int
     peak_rss: int
-    base_rss: int
 
     @property
     def fill(self) -> float:
@@ -88,7 +86,6 @@ def prepare_ours(task: Task) -> Start:
 
 def measure(start: Start, task: Task) -> Figures:
     """Run a contestant through the warm-up and the window."""
-    base = _memory(os.getpid(), "VmRSS")
     begin = time.perf_counter()
     batches = start()
     next(batches)
@@ -103,7 +100,7 @@ def measure(start: Start, task: Task) -> Figures:
         images += count_images(values)
         num_bytes += tensor_bytes(values)
     wall, cpu = time.perf_counter() - wall, family_cpu() - cpu
-    return Figures(first, wall, cpu, task.batches, tokens, images, num_bytes, largest_peak(), base)
+    return Figures(first, wall, cpu, task.batches, tokens, images, num_bytes, largest_peak())
 
 
 def count_images(values: Mapping[str, Any]) -> int:
@@ -128,14 +125,19 @@ def tensor_bytes(value: object) -> int:
 
 def family() -> list[int]:
     """This process and all below it."""
+    found, parents = [os.getpid()], _parents()
+    for own in found:
+        found += [child for child, parent in parents.items() if parent == own]
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Of each process its parent."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (stat := _stat(int(folder.name))):
             parents[int(folder.name)] = int(stat[1])
-    found = [os.getpid()]
-    for own in found:
-        found += [child for child, parent in parents.items() if parent == own]
-    return found
+    return parents
 
 
 def _stat(pid: int) -> list[str]:
@@ -154,12 +156,14 @@ def family_cpu() -> float:
 
 
 def largest_peak() -> int:
-    """Peak of the memory, in bytes, of the largest process below this one; without any, of this one.
+    """Peak of the memory, in bytes, of the largest process below this one that started none itself; without any, of this one.
 
+    The server that workers are forked from is none of them: it holds the libraries, once for all.
     This is the kernel's mark of the process image, from which `ru_maxrss` is taken: but that begins at the peak of the
     parent, and of a running worker only the worker itself can ask it.
     """
-    own, *workers = family()
+    own, *below = family()
+    workers = set(below) - set(_parents().values())
     return max(_memory(pid, "VmHWM") for pid in workers or [own])
 
 

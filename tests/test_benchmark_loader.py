@@ -22,7 +22,15 @@ from benchmarks import loader_limit, loader_plain
 from benchmarks.loader import QUICK, Plan, can_run, parse, run_all, tasks
 from benchmarks.loader_corpus import GROUPS, MEGAPIXELS, Corpus, Rows, make_corpus
 from benchmarks.loader_report import GOALS, Place, Run, base, places, ratio, summary
-from benchmarks.loader_runs import Figures, count_images, family, measure, prepare_ours, tensor_bytes
+from benchmarks.loader_runs import (
+    Figures,
+    count_images,
+    family,
+    largest_peak,
+    measure,
+    prepare_ours,
+    tensor_bytes,
+)
 from benchmarks.loader_tasks import BUDGETS, LIMIT, PLAIN, UPSTREAM, Task, available
 from benchmarks.loader_upstream import install
 
@@ -37,7 +45,6 @@ FIGURES = Figures(
     images=100,
     num_bytes=1000,
     peak_rss=1000,
-    base_rss=300,
 )
 
 
@@ -160,6 +167,22 @@ def test_the_family_of_a_process_holds_what_it_started() -> None:
     assert child.pid not in family()
 
 
+def test_the_largest_worker_is_one_that_started_none(tmp_path: Path) -> None:
+    # Two that wait, one below the other; the upper one is the larger by far.
+    (tmp_path / "inner.py").write_text("print(flush=True); input()")
+    (tmp_path / "outer.py").write_text(
+        "import subprocess, sys; held = b'x' * (1 << 29); subprocess.run([sys.executable, 'inner.py'])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "outer.py"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as outer:
+        assert outer.stdout is not None
+        outer.stdout.readline()
+        assert 1 << 20 < largest_peak() < 1 << 29
+        outer.communicate(b"\n")
+    assert largest_peak() > 1 << 20
+
+
 def test_a_ratio_compares_the_runs_of_one_round() -> None:
     def run(contestant: str, number: int, wall_s: float) -> Run:
         return Run("mixed", 0, contestant, number, replace(FIGURES, wall_s=wall_s))
@@ -195,7 +218,7 @@ def test_a_summary_has_the_medians_of_the_rounds() -> None:
     assert row["batches_per_s"] == pytest.approx(5)
     assert row["bytes_per_batch"] == 100
     assert row["fill"] == pytest.approx(1)
-    assert row["own_rss"] == 700
+    assert row["peak_rss"] == 1000
     assert row["times_upstream"] == {"wall": None, "cpu": None}
 
 
