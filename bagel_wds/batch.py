@@ -96,9 +96,6 @@ class SimpleCustomBatch:
     ce_loss_indexes: torch.Tensor
     ce_loss_weights: torch.Tensor
 
-    _blocks: tuple[torch.UntypedStorage, ...] = ()
-    """The shared memory that the batch came in, until the loader has seen it; see `handover`."""
-
     def __init__(self, batch: Sequence[dict[str, Any]]) -> None:
         data = dict(batch[0])
         self._pixels: PackedPixels | None = data.pop("pixels", None)
@@ -108,10 +105,6 @@ class SimpleCustomBatch:
         self.use_flex = "nested_attention_masks" not in data
         for key, value in data.items():
             setattr(self, key, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The memory that the batch came in is its own, and of no copy.
-        return {name: value for name, value in vars(self).items() if name != "_blocks"}
 
     def __getattr__(self, name: str) -> Any:
         # Not an AttributeError: `hasattr` would take a batch whose pixels are on their way for one without any.

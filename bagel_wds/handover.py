@@ -7,9 +7,11 @@ import weakref
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from math import prod
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -18,12 +20,10 @@ from bagel_wds.batch import SimpleCustomBatch
 from bagel_wds.shared_blocks import FREE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
-    from bagel_wds.shared_blocks import SharedBlocks
+    from bagel_wds.shared_blocks import Block, SharedBlocks
 
     Bytes = NDArray[np.uint8]
 
@@ -34,9 +34,27 @@ _SMALL = 1 << 22
 """Bytes up to which a tensor from elsewhere is copied into a block; larger ones go torch's way."""
 
 
-def begin() -> None:
-    """Send the batches of this process, a worker of `PackedLoader`, in blocks from now on."""
-    ForkingPickler.register(SimpleCustomBatch, partial(_reduce, shared_blocks.begin()))
+_numbers = count()
+_receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
+
+
+class Receiver:
+    """The blocks that a process has met while it iterates over a loader; the batches of its workers find it by its number.
+
+    Attributes:
+        number: of its own in this process.
+        blocks: by their names. They are unmapped when it is gone, and so are the tensors in them.
+    """
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self.blocks: dict[str, torch.Tensor] = {}
+        _receivers[self.number] = self
+
+
+def begin(receiver: int) -> None:
+    """Send the batches of this process, a worker of `PackedLoader`, in blocks from now on, to the receiver of this number."""
+    ForkingPickler.register(SimpleCustomBatch, partial(_reduce, shared_blocks.begin(), receiver))
 
 
 @dataclass(frozen=True)
@@ -49,10 +67,26 @@ class _Place:
     dtype: torch.dtype
 
 
-def _reduce(shared: SharedBlocks, batch: SimpleCustomBatch) -> tuple[Any, ...]:
+@dataclass(frozen=True)
+class _Parcel:
+    """The blocks that a batch lies in.
+
+    Attributes:
+        receiver: number of the one who gets it.
+        blocks: of each its name, the block itself where the receiver has not met it, and the bytes in use.
+        gone: names of those that it may forget.
+    """
+
+    receiver: int
+    blocks: list[tuple[str, torch.Tensor | None, int]]
+    gone: list[str]
+
+
+def _reduce(shared: SharedBlocks, receiver: int, batch: SimpleCustomBatch) -> tuple[Any, ...]:
     """How a batch is pickled for the other process."""
     try:
-        return _rebuild, _place(shared, batch)
+        values, blocks = _place(shared, batch)
+        return _rebuild, (values, _Parcel(receiver, blocks, shared.take_gone()))
     except Exception as error:  # noqa: BLE001 - in the queue's thread nobody would hear of it, and the other process wait
         return _fail, (f"{type(error).__name__}: {error}",)
 
@@ -63,9 +97,9 @@ def _fail(why: str) -> None:
 
 def _place(
     shared: SharedBlocks, batch: SimpleCustomBatch
-) -> tuple[dict[str, Any], list[tuple[torch.Tensor, int]]]:
-    """The values of a batch, with places in the stead of tensors, and the blocks where these lie, with the bytes in use."""
-    sent: list[tuple[torch.Tensor, int]] = []
+) -> tuple[dict[str, Any], list[tuple[str, torch.Tensor | None, int]]]:
+    """The values of a batch, with places in the stead of tensors, and the blocks where these lie, as a parcel has them."""
+    sent: list[tuple[str, torch.Tensor | None, int]] = []
     small: list[tuple[int, torch.Tensor]] = []
     end = 0
 
@@ -75,7 +109,7 @@ def _place(
             return tensor
         block = shared.send(tensor)
         if block is not None:
-            sent.append((block.whole, tensor.nbytes))
+            sent.append(_introduce(block, tensor.nbytes))
             return _Place(len(sent) - 1, 0, tuple(tensor.shape), tensor.dtype)
         if not 0 < tensor.nbytes <= _SMALL:
             return tensor
@@ -91,8 +125,14 @@ def _place(
             memory[start : start + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
         block = shared.send(memory)
         assert block is not None  # noqa: S101 - it was just given
-        sent.append((block.whole, memory.nbytes))
+        sent.append(_introduce(block, memory.nbytes))
     return vars(placed), sent
+
+
+def _introduce(block: Block, size: int) -> tuple[str, torch.Tensor | None, int]:
+    whole = None if block.is_met else block.whole
+    block.is_met = True
+    return block.name, whole, size
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -105,9 +145,20 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _rebuild(values: dict[str, Any], sent: Sequence[tuple[torch.Tensor, int]]) -> SimpleCustomBatch:
+def _rebuild(values: dict[str, Any], parcel: _Parcel) -> SimpleCustomBatch:
+    receiver = _receivers.get(parcel.receiver)
+    known = {} if receiver is None else receiver.blocks
+    for name in parcel.gone:
+        known.pop(name, None)
     contents = []
-    for whole, size in sent:
+    for name, new, size in parcel.blocks:
+        whole = known.get(name) if new is None else new
+        if whole is None:
+            raise RuntimeError(
+                "a batch of a PackedLoader's worker came to a process, or after the end of an iteration, that does not know the "
+                "shared memory it lies in; take batches from the iterator alone"
+            )
+        known[name] = whole
         content = whole.numpy()
         # The tensors of the block, and whatever is a view of them, keep this array, and nobody else does.
         lent = content[:size]
@@ -124,14 +175,7 @@ def _rebuild(values: dict[str, Any], sent: Sequence[tuple[torch.Tensor, int]]) -
     batch = SimpleCustomBatch.__new__(SimpleCustomBatch)
     vars(batch).update(values)
     batch.map_values(_Place, take)
-    vars(batch)["_blocks"] = tuple(whole.untyped_storage() for whole, _ in sent)
     return batch
-
-
-def take_blocks(batch: SimpleCustomBatch) -> tuple[torch.UntypedStorage, ...]:
-    """The blocks that a batch came in: while somebody keeps them, torch finds them mapped when they come again."""
-    blocks: tuple[torch.UntypedStorage, ...] = vars(batch).pop("_blocks", ())
-    return blocks
 
 
 def _release(content: Bytes, pid: int) -> None:

@@ -106,11 +106,8 @@ class PackedLoader:
             # Only out of pinned memory does the way to the device not hold up the loop.
             options.setdefault("pin_memory", True)
         if num_workers:
-            own = options.pop("worker_init_fn", None)
-            self._options |= {
-                "multiprocessing_context": multiprocessing_context,
-                "worker_init_fn": partial(_start_worker, own),
-            }
+            self._worker_init_fn = options.pop("worker_init_fn", None)
+            self._options["multiprocessing_context"] = multiprocessing_context
         self._state = self._at_start = LoaderState.from_json(self._dataset.state_dict())
         self._newest: Mapping[int, StreamState] = self._state.streams
 
@@ -120,28 +117,34 @@ class PackedLoader:
             now = LoaderState.from_json(self._dataset.state_dict())
             self._state = self._at_start = replace(self._at_start, fingerprint=now.fingerprint)
         self._dataset.load_state_dict(self._state.to_json())
-        batches: DataLoader[Any] = DataLoader(
+        receiver = handover.Receiver()
+        batches = self._start(receiver)
+        limited = iter(batches) if self._epochs is None else self._until_all_ended(iter(batches))
+        try:
+            while not self._steps_are_done():
+                batch = next(limited, None)
+                if batch is None:
+                    break
+                # Before it is handed out: the consumer may save as soon as it has it.
+                self._consumed(batch)
+                yield batch if self._device is None else batch.to(self._device)
+        finally:
+            # The workers end, and the thread that pins what still comes from them, before the receiver does.
+            del limited, batches
+        # The pass is over: the next iteration, or a state saved now, begins another.
+        self._state = self._at_start
+
+    def _start(self, receiver: handover.Receiver) -> DataLoader[Any]:
+        options = dict(self._options)
+        if self._num_workers:
+            options["worker_init_fn"] = partial(_start_worker, self._worker_init_fn, receiver.number)
+        return DataLoader(
             self._dataset,
             batch_size=1,
             collate_fn=collate_wrapper(),
             num_workers=self._num_workers,
-            **self._options,
+            **options,
         )
-        # The blocks of the last batches: as many as may be on their way, and with the trainer.
-        waiting = self._num_workers * ((self._options.get("prefetch_factor") or 2) + 2)
-        round_of = 0 if self._epochs is None else self._dataset.num_streams // self._dataset.world_size
-        mapped: deque[object] = deque(maxlen=2 * (waiting + round_of))
-        limited = iter(batches) if self._epochs is None else self._until_all_ended(iter(batches))
-        while not self._steps_are_done():
-            batch = next(limited, None)
-            if batch is None:
-                break
-            mapped.append(handover.take_blocks(batch))
-            # Before it is handed out: the consumer may save as soon as it has it.
-            self._consumed(batch)
-            yield batch if self._device is None else batch.to(self._device)
-        # The pass is over: the next iteration, or a state saved now, begins another.
-        self._state = self._at_start
 
     def _steps_are_done(self) -> bool:
         """Whether the pass has had its `steps`, those before a resume counted in."""
@@ -242,10 +245,10 @@ class PackedLoader:
         return stats_of(self._newest.values())
 
 
-def _start_worker(own: Callable[[int], None] | None, worker: int) -> None:
+def _start_worker(own: Callable[[int], None] | None, receiver: int, worker: int) -> None:
     # torch looks at the parent's process number, which under forkserver is the server's.
     end_with_parent()
-    handover.begin()
+    handover.begin(receiver)
     if own is not None:
         own(worker)
 

@@ -1,15 +1,18 @@
 """Shared memory that a worker writes its batches into, and takes again once the process that got them has let go of them.
 
 torch makes shared memory for each tensor that it hands over: the system clears every page of it at the first write, and both
-processes map it anew. Here a worker keeps its blocks. The other process says in a block's last byte that it is done with it.
+processes map it anew. Here both keep the blocks: one travels once, then its name does. The other process says in a block's last
+byte that it is done with what is in it.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -37,7 +40,9 @@ class Block:
     Attributes:
         whole: uint8, all of it; the last byte is `FREE` or `LENT` once it was sent.
         lent: what the tensor in it refers to, in this process.
-        is_sent: the other process has it, or had it.
+        is_sent: the other process has what is in it, or had it.
+        is_met: the other process knows it by its name.
+        name: of its own, whoever made it.
         used: when it was last taken, as a number of takes of its kind.
         content: the whole as an array.
         address: of its first byte.
@@ -46,6 +51,8 @@ class Block:
     whole: torch.Tensor
     lent: weakref.ref[Bytes] | None = None
     is_sent: bool = False
+    is_met: bool = False
+    name: str = field(default_factory=partial(secrets.token_hex, 8))
     used: int = 0
     content: Bytes = field(init=False)
     address: int = field(init=False)
@@ -72,6 +79,7 @@ class SharedBlocks:
     def __init__(self) -> None:
         self._blocks: dict[str, list[Block]] = {}
         self._takes: Counter[str] = Counter()
+        self._gone: list[str] = []
         # Batches are made in one thread of a worker, and sent by another.
         self._lock = threading.Lock()
 
@@ -110,6 +118,7 @@ class SharedBlocks:
             block = self._make(max(size + size // 4 + 1, *known, 0))
             blocks.append(block)
         self._blocks[kind] = blocks
+        self._gone += [one.name for one in old if one.is_met]
         block.used = now
         return block
 
@@ -124,6 +133,12 @@ class SharedBlocks:
                 f'(prefetch_factor, transport="uint8"): {error}'
             ) from error
         return Block(torch.empty(0, dtype=torch.uint8).set_(storage))
+
+    def take_gone(self) -> list[str]:
+        """Names of blocks that the other process has met, and that are no more; each once."""
+        with self._lock:
+            gone, self._gone = self._gone, []
+        return gone
 
     def send(self, tensor: torch.Tensor) -> Block | None:
         """The block of a tensor that `empty` gave, from now on the other process's; None of any other tensor."""

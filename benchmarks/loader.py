@@ -53,7 +53,8 @@ class Plan:
         workers: numbers of workers; 0 loads in the process itself.
         contestants: their names.
         rounds: of all of it.
-        warmup, batches: of a run: those before the window, in which memory is written to for the first time, and those in it.
+        warmup, batches: of each worker: those before the window, in which memory is written to for the first time, and those
+            in it.
     """
 
     rows: Rows = field(default_factory=Rows)
@@ -76,7 +77,11 @@ def tasks(plan: Plan, folder: Path) -> Iterator[tuple[str, Task]]:
             for contestant in plan.contestants:
                 if contestant == LIMIT and workers:
                     continue
-                yield mix, Task(contestant, str(folder), groups, workers, plan.warmup, plan.batches)
+                each = max(1, workers)
+                yield (
+                    mix,
+                    Task(contestant, str(folder), groups, workers, plan.warmup * each, plan.batches * each),
+                )
 
 
 def run_task(task: Task, upstream: Path) -> Figures:
@@ -149,7 +154,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, P
     parser.add_argument("--workers", nargs="+", type=int)
     parser.add_argument("--only", dest="contestants", nargs="+", choices=CONTESTANTS)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--batches", type=int, help="that are measured, of one run")
+    parser.add_argument("--batches", type=int, help="that are measured, of each worker")
     options = parser.parse_args(arguments)
     plan = QUICK if options.quick else Plan()
     given = {

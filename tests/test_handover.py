@@ -67,6 +67,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    RECEIVER.blocks.clear()
+
+
 def build(info: dict[str, Any], **more: Any) -> PackedDataset:
     config = small_config(**{"dataset_info": info, "num_streams": 4, **more})
     return config.build(tokenizer(), SPECIAL_TOKENS, 0, 1, 0, global_seed=3)
@@ -98,7 +104,7 @@ def digest(batch: SimpleCustomBatch) -> str:
     plain = {
         key: value
         for key, value in vars(batch).items()
-        if key not in {"_blocks", "_pixels", "nested_attention_masks"} and not isinstance(value, torch.Tensor)
+        if key not in {"_pixels", "nested_attention_masks"} and not isinstance(value, torch.Tensor)
     }
     content.update(repr(plain).encode())
     return content.hexdigest()
@@ -372,9 +378,13 @@ def packed(number: int, large: int, small: Sequence[int], shared: SharedBlocks) 
     return SimpleCustomBatch([content])
 
 
-def send(shared: SharedBlocks, batch: SimpleCustomBatch) -> bytes:
+RECEIVER = handover.Receiver()
+"""Of this process, where it is the trainer as well."""
+
+
+def send(shared: SharedBlocks, batch: SimpleCustomBatch, receiver: handover.Receiver = RECEIVER) -> bytes:
     """As a worker's queue does, when the worker itself may have let go of the batch already."""
-    return bytes(ForkingPickler.dumps(handover._reduce(shared, batch)))
+    return bytes(ForkingPickler.dumps(handover._reduce(shared, receiver.number, batch)))
 
 
 def receive(data: bytes) -> SimpleCustomBatch:
@@ -535,7 +545,7 @@ def test_a_batch_without_tensors_takes_no_block() -> None:
 
     got = receive(send(shared, SimpleCustomBatch([{"sequence_length": 3, "sample_lens": [1, 2]}])))
 
-    assert (got.sequence_length, got.sample_lens, got._blocks) == (3, [1, 2], ())
+    assert (got.sequence_length, got.sample_lens) == (3, [1, 2])
     assert in_all(shared) == 0
 
 
@@ -571,7 +581,7 @@ def test_sending_does_not_change_the_batch_that_is_sent() -> None:
 
 
 @pytest.mark.parametrize(("transport", "prefetch_factor"), [("float32", 1), ("uint8", 2)])
-def test_a_run_needs_few_blocks_and_seldom_maps_one_again(
+def test_a_run_needs_few_blocks_and_maps_none_again(
     info: dict[str, Any], transport: str, prefetch_factor: int
 ) -> None:
     known: set[int] = set()
@@ -592,13 +602,110 @@ def test_a_run_needs_few_blocks_and_seldom_maps_one_again(
     # Those that wait, one with the trainer and the one before it, and one in the making; half of them may be outgrown.
     assert len(known) <= 2 * kinds * (prefetch_factor + 3) * 3 // 2
     assert late <= received // 10
-    # Were none kept mapped, it would be nearly all.
-    assert again <= received // 4
+    assert again == 0
 
 
-def test_a_batch_that_is_given_out_keeps_no_more_than_its_tensors(info: dict[str, Any]) -> None:
-    for batch in islice(load(info, 1), 5):
-        assert batch._blocks == ()
+def test_a_block_travels_once_and_then_its_name_does() -> None:
+    shared = SharedBlocks()
+    travelled: list[list[bool]] = []
+    for number in range(4):
+        batch = packed(number, 1000, [30], shared)
+        parcel = handover._reduce(shared, RECEIVER.number, batch)[1][1]
+        travelled.append([whole is not None for _, whole, _ in parcel.blocks])
+        received = handover._rebuild(vars(batch), parcel)
+        del batch, received, parcel
+
+    assert travelled == [[True] * 3, [False] * 3, [False] * 3, [False] * 3]
+
+
+def test_a_receiver_forgets_blocks_that_are_no_more_and_is_told_of_each_once() -> None:
+    shared, receiver = SharedBlocks(), handover.Receiver()
+    known: list[set[str]] = []
+    for size in (1000, 1000, 5000, 25_000, 900):
+        batch = receive(send(shared, packed(1, size, [], shared), receiver))
+        del batch
+        known.append(set(receiver.blocks))
+
+    assert known[0] == known[1]
+    assert [len(names) for names in known] == [3] * 5
+    # Both large ones were outgrown twice; what holds the small tensors stays.
+    assert len(known[0] & known[2]) == 1
+    assert len(known[2] & known[3]) == 1
+    assert known[3] == known[4]
+    assert in_all(shared) == 3
+    assert shared.take_gone() == []
+
+
+def shared_maps() -> int:
+    return sum("/torch_" in line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
+
+
+def test_after_an_iteration_nothing_is_mapped_but_what_somebody_holds(info: dict[str, Any]) -> None:
+    gc.collect()
+    before = shared_maps()
+    iterator = iter(load(info, 2))
+    batches = list(islice(iterator, 12))
+    content = [digest(batch) for batch in batches]
+    assert shared_maps() - before >= 12
+    close(iterator)
+    del iterator
+    assert [digest(batch) for batch in batches] == content
+    held, expected = batches.pop(), content.pop()
+    batches.clear()
+    gc.collect()
+
+    assert 1 <= shared_maps() - before <= 3
+    assert digest(held) == expected
+    del held
+    gc.collect()
+    assert shared_maps() == before
+
+
+def test_a_batch_that_comes_when_nobody_knows_its_memory_is_an_error_that_says_so() -> None:
+    shared, receiver = SharedBlocks(), handover.Receiver()
+    first = receive(send(shared, packed(1, 1000, [30], shared), receiver))
+    expected = digest(first)
+    del first
+    late = send(shared, packed(2, 1000, [30], shared), receiver)
+    shared.empty((5000,), torch.int32, "vae")
+    with_new_blocks = send(SharedBlocks(), packed(1, 1000, [30], SharedBlocks()), receiver)
+    del receiver
+
+    # What comes with its blocks needs nobody.
+    assert digest(receive(with_new_blocks)) == expected
+    with pytest.raises(RuntimeError, match="does not know the shared memory it lies in"):
+        receive(late)
+
+
+def test_who_receives_is_there_until_the_workers_have_ended(
+    info: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, workers_at_its_end = set(active_children()), []
+
+    class Watched(handover.Receiver):
+        def __del__(self) -> None:
+            workers_at_its_end.append(len(set(active_children()) - others))
+
+    monkeypatch.setattr(handover, "Receiver", Watched)
+    iterator = iter(load(info, 2))
+    digests(iterator, 3)
+    assert len(set(active_children()) - others) == 2
+    close(iterator)
+    del iterator
+
+    assert workers_at_its_end == [0]
+
+
+def test_iterations_at_the_same_time_do_not_meet(info: dict[str, Any], alone: Alone) -> None:
+    loader = load(info, 2)
+    found: list[list[str]] = [[], []]
+    for batches in zip(loader, load(info, 1), strict=False):
+        for own, batch in zip(found, batches, strict=True):
+            own.append(digest(batch))
+        if len(found[0]) == COUNT:
+            break
+
+    assert found == [alone()[:COUNT]] * 2
 
 
 def test_the_memory_and_files_of_a_worker_do_not_become_more(info: dict[str, Any]) -> None:
@@ -758,8 +865,8 @@ def test_pinned_batches_are_those_that_are_not(info: dict[str, Any], alone: Alon
     assert all(tensor.is_pinned() for batch in batches for tensor in tensors(batch) if tensor.numel())
 
 
-def start_sending(worker: int) -> None:
-    handover.begin()
+def start_sending(receiver: int, worker: int) -> None:
+    handover.begin(receiver)
 
 
 def test_a_thread_may_receive_batches_and_pass_on_copies_as_the_one_that_pins_does(
@@ -772,7 +879,7 @@ def test_a_thread_may_receive_batches_and_pass_on_copies_as_the_one_that_pins_do
         num_workers=2,
         prefetch_factor=1,
         multiprocessing_context="fork",
-        worker_init_fn=start_sending,
+        worker_init_fn=partial(start_sending, RECEIVER.number),
     )
     ready: Queue[SimpleCustomBatch] = Queue(2)
 
@@ -785,9 +892,8 @@ def test_a_thread_may_receive_batches_and_pass_on_copies_as_the_one_that_pins_do
         got, held = [], []
         for number in range(COUNT):
             batch = ready.get(timeout=60)
-            # Nothing of it lies where the worker writes on, though it knows of the blocks until it is given out.
+            # Nothing of it lies where the worker writes on.
             assert inodes(tensors(batch)) == {0}
-            assert batch._blocks
             got.append(digest(batch))
             if number % 5 == 0:
                 held.append(batch)
