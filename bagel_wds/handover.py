@@ -43,7 +43,7 @@ class Receiver:
 
     Attributes:
         number: of its own in this process.
-        blocks: by their names. They are unmapped when it is gone, and so are the tensors in them.
+        blocks: by their names. One is unmapped when this receiver is gone, and every tensor in it.
     """
 
     def __init__(self) -> None:
