@@ -1,24 +1,25 @@
 """Shards from a bucket kept on the local disk, for all processes of a machine that name the same folder.
 
-    CACHE_DIR/bagel-wds-cache/
-        CACHEDIR.TAG              it is ours; without it nothing in the folder is touched
-        lock                      held for the moment in which room is made, or a whole object gets its name
-        KEY-VERSION.shard         a whole object
-        KEY-VERSION.shard.partial one that somebody is writing, as large as it will be
+    CACHE_DIR/
+        .bagel-wds-cache.lock         held for the moment in which room is made, or a whole object gets its name
+        bagel-wds-cache/
+            CACHEDIR.TAG              it is ours; without it nothing in the folder is touched
+            KEY-VERSION.shard         a whole object
+            KEY-VERSION.shard.partial one that somebody is writing, as large as it will be
 
 KEY is of the URL, VERSION of size and entity tag, so an object that was replaced has another name. A reader holds a shared lock
 on the file that it reads, a writer an exclusive one on what it writes; locks die with their process. Nobody waits for
-anybody: whoever does not get a lock reads from the store.
+anybody: whoever does not get a lock reads from the store. The folder may be removed at any time.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import logging
 import os
 import re
-import secrets
 import shutil
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -46,6 +47,10 @@ PARTIAL = ".partial"
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.shard(\.partial)?")
 LOCK_SECONDS = 1.0
 """Whoever does not get the folder's lock for so long does without."""
+NAME_SECONDS = 15.0
+"""But with the bytes of an object on the disk, in a thread that nobody waits for, one is more patient."""
+_PASSING = {errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ESTALE}
+"""What may be otherwise the next time: the folder was just removed, or too many files are open."""
 
 
 def cache_of(options: StorageOptions | None) -> ShardCache | None:
@@ -112,8 +117,13 @@ class ShardCache:
         except OSError:
             self._known.pop(key, None)
             return None
-        if not _lock(raw.fileno(), shared=True) or os.fstat(raw.fileno()).st_size != size:
+        if not _lock(raw.fileno(), shared=True) or not _is_still(raw.fileno(), path):
             raw.close()
+            return None
+        if os.fstat(raw.fileno()).st_size != size:
+            # Another has damaged it.
+            raw.close()
+            _remove_unused(path)
             return None
         self._known[key] = path
         return io.BufferedReader(raw)
@@ -151,10 +161,10 @@ class ShardCache:
         if self._known.get(key, path) != path:
             del self._known[key]
         try:
-            self._make_folder()
-            with self._locked() as is_locked:
+            with self._locked(LOCK_SECONDS) as is_locked:
                 if not is_locked or path.exists():
                     return None
+                self._make_folder()
                 return self._reserve(key, path, size)
         except OSError as error:
             self.give_up(error)
@@ -203,8 +213,8 @@ class ShardCache:
         return total + size <= self._max_bytes
 
     def give_up(self, error: OSError) -> None:
-        """Keep nothing more in this process; said once."""
-        if not self._is_off:
+        """Keep nothing more in this process, unless it is a passing fault; said once."""
+        if not self._is_off and error.errno not in _PASSING:
             self._is_off = True
             logger.warning(
                 "the cache %s cannot be written (%s); shards are read from the store from now on; make room, or name another "
@@ -213,13 +223,21 @@ class ShardCache:
                 error.strerror or error,
             )
 
-    def name(self, key: str, partial: Path, path: Path) -> bool:
-        """Have a whole object under its name, at no moment in which another counts what there is; whether that was so."""
-        with self._locked() as is_locked:
-            if is_locked:
-                partial.rename(path)
-                self._known[key] = path
-        return is_locked
+    def name(self, key: str, file: int, partial: Path, path: Path) -> bool:
+        """Have a whole object under its name, at no moment in which another counts what there is; whether that was so.
+
+        Args:
+            key: of the object.
+            file: its file, open.
+            partial: the name that it has, unless the folder was removed; then it may be another's.
+            path: the name that it is to have.
+        """
+        with self._locked(NAME_SECONDS) as is_locked:
+            if not is_locked or not _is_still(file, partial):
+                return False
+            partial.rename(path)
+            self._known[key] = path
+            return True
 
     def _path(self, key: str, size: int, tag: str | None) -> Path | None:
         """None for what cannot be told from another version: without an entity tag, or with a weak one."""
@@ -231,30 +249,24 @@ class ShardCache:
         return (self._folder / MARKER).is_file()
 
     def _make_folder(self) -> None:
-        # In this order: whoever makes it has its mark in it from the start.
         if self._folder.exists():
             if not self._is_ours():
                 raise FileExistsError(
                     0, f"there is a folder of this name without {MARKER}, which another made"
                 )
             return
-        # It comes with its mark, in one step.
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        made = self._folder.with_name(f".{FOLDER}-{secrets.token_hex(8)}")
+        # It comes with its mark, in one step. One that is half made was left by a process that died.
+        made = self._folder.with_name(f".{FOLDER}.new")
+        shutil.rmtree(made, ignore_errors=True)
         made.mkdir(mode=0o700)
-        try:
-            (made / MARKER).write_text(MARK)
-            made.rename(self._folder)
-        except OSError:
-            # Another was quicker, or the disk is full.
-            shutil.rmtree(made, ignore_errors=True)
-            if not self._is_ours():
-                raise
+        (made / MARKER).write_text(MARK)
+        made.rename(self._folder)
 
     @contextmanager
-    def _locked(self) -> Iterator[bool]:
-        """The folder's lock, if it comes free in time."""
-        lock = FileLock(self._folder / "lock", timeout=LOCK_SECONDS, mode=0o600)
+    def _locked(self, seconds: float) -> Iterator[bool]:
+        """The folder's lock, if it comes free in time; it lies beside the folder, which may be removed."""
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self._folder.with_name(f".{FOLDER}.lock"), timeout=seconds, mode=0o600)
         try:
             lock.acquire(poll_interval=0.01)
         except Timeout:
@@ -301,7 +313,7 @@ class NewEntry:
             return
         try:
             os.fsync(self._file)
-            is_named = self._cache.name(self._key, self._partial, self._path)
+            is_named = self._cache.name(self._key, self._file, self._partial, self._path)
         except OSError as error:
             self.drop()
             self._cache.give_up(error)
@@ -315,7 +327,8 @@ class NewEntry:
         """Do not keep it."""
         if self._file >= 0:
             with suppress(OSError):
-                self._partial.unlink()
+                if _is_still(self._file, self._partial):
+                    self._partial.unlink()
             self._close()
 
     def _close(self) -> None:

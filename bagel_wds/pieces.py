@@ -18,8 +18,8 @@ from itertools import chain
 from typing import Any
 
 MAX_PIECES = 1 << 15
-"""Pieces are forgotten when there are so many, some 8 MB of them."""
-LONGEST_PIECE = 64
+"""Pieces are forgotten when there are so many; as words they take some 8 MB."""
+LONGEST_PIECE = 24
 """Characters; a longer one will hardly be met again."""
 
 _LETTERS, _NUMBERS, _SPACES = "A-Za-zªµºÀ-ÖØ-öø-ÿ", "0-9²³¹¼½¾", r" \t\n\r\xa0"
@@ -57,9 +57,11 @@ class PieceEncoder:
     def __init__(self, backend: Any, cut: re.Pattern[str]) -> None:
         self._backend = backend
         self._cut = cut
-        # The library looks for these before it cuts. What is not normalized is not in plain text.
+        # The library looks for these before it cuts; there may be thousands, so their beginnings have to do. What is not
+        # normalized is not in plain text.
         added = (unicodedata.normalize("NFC", str(it)) for it in backend.get_added_tokens_decoder().values())
-        self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
+        beginnings = sorted({re.escape(content[:2]) for content in added})
+        self._added = re.compile("|".join(beginnings) or r"(?!)")
         self._known: dict[str, list[int]] = {}
 
     @classmethod
@@ -69,35 +71,37 @@ class PieceEncoder:
         # By its name: this module runs without the library.
         is_bpe = type(backend.model).__name__ == "BPE" and not backend.model.dropout
         is_nfc = backend.normalizer is None or _state(backend.normalizer) == {"type": "NFC"}
-        if cut is None or not is_bpe or not is_nfc or backend.encode("").ids:
-            return None
-        return cls(backend, cut)
+        is_all = _adds_nothing(_state(backend.post_processor))
+        return cls(backend, cut) if cut is not None and is_bpe and is_nfc and is_all else None
 
     def __call__(self, text: str) -> list[int] | None:
-        """The ids of a text; None where it is not plain, or has one of the tokenizer's added tokens in it."""
+        """The ids of a text; None where it is not plain, or may have one of the tokenizer's added tokens in it."""
         if self._added.search(text):
             return None
         pieces = self._cut.findall(text)
         try:
             return list(chain.from_iterable(map(self._known.__getitem__, pieces)))
         except KeyError:
-            return self._learn(pieces)
+            # Pieces that are kept are plain, so a text that is not comes here every time.
+            return self._learn(pieces) if PLAIN.fullmatch(text) else None
 
-    def _learn(self, pieces: list[str]) -> list[int] | None:
+    def _learn(self, pieces: list[str]) -> list[int]:
         ids: list[int] = []
         for piece in pieces:
             known = self._known.get(piece)
             if known is None:
-                # Pieces that are kept are plain, so a text that is not comes here every time.
-                if not PLAIN.fullmatch(piece):
-                    return None
-                known = self._backend.encode(piece).ids
+                known = self._encode(piece)
                 if len(self._known) >= MAX_PIECES:
                     self._known.clear()
                 if len(piece) <= LONGEST_PIECE:
                     self._known[piece] = known
             ids += known
         return ids
+
+    def _encode(self, piece: str) -> list[int]:
+        # Not by the tokenizer's `encode`: whoever else uses it may just have it truncate.
+        [(in_bytes, _)] = self._backend.pre_tokenizer.pre_tokenize_str(piece)
+        return [token.id for token in self._backend.model.tokenize(in_bytes)]
 
 
 def _cut_of(backend: Any) -> re.Pattern[str] | None:
@@ -117,6 +121,19 @@ def _cut_of(backend: Any) -> re.Pattern[str] | None:
     return None
 
 
+def _adds_nothing(state: Any) -> bool:
+    """Whether a post-processor leaves the ids of a text as they are."""
+    match state:
+        case None | {"type": "ByteLevel"} | {"type": "TemplateProcessing", "single": [{"Sequence": _}]}:
+            return True
+        case {"type": "Sequence", "processors": parts}:
+            return all(map(_adds_nothing, parts))
+    return False
+
+
 def _state(part: Any) -> Any:
-    """What a part of a tokenizer is, as its JSON says."""
-    return None if part is None else json.loads(part.__getstate__())
+    """What a part of a tokenizer is, as its JSON says; False for one that is written in Python."""
+    try:
+        return None if part is None else json.loads(part.__getstate__())
+    except Exception:  # noqa: BLE001 - the library knows no other
+        return False

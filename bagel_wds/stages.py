@@ -55,7 +55,6 @@ from bagel_wds.shards import Shard, ShardSlice, list_shards, walk_epochs
 from bagel_wds.shuffle import Room, reference
 from bagel_wds.shuffle import shuffle as shuffle_samples
 from bagel_wds.state import StreamState
-from bagel_wds.tokens import TextEncoder
 from bagel_wds.wiring import (
     dropout_rates,
     layout_rules,
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
     from bagel_wds.planners import DropoutRates, Planner, PlanTools
     from bagel_wds.shards import RawRows
     from bagel_wds.storage import StorageOptions
+    from bagel_wds.tokens import TextEncoder
 
     Sample = dict[str, Any]
 
@@ -330,10 +330,10 @@ def plan(
         group_size: samples in the group, to notice an epoch without a usable one.
 
     Raises:
-        ConfigError: if the mixture has no such group.
+        ConfigError: if the mixture has no such group, or the encoder treats control tokens otherwise than the settings say.
     """
     settings = _group_of(groups_of(config), group)
-    encoder = tokenizer if isinstance(tokenizer, TextEncoder) else text_encoder(config, tokenizer)
+    encoder = text_encoder(config, tokenizer)
     return partial(
         _plan,
         planner=planner_of(settings),

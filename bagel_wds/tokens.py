@@ -118,8 +118,13 @@ class TextEncoder:
 
     def _encode(self, text: str) -> list[int]:
         backend = self._backend
-        # Whoever else uses the tokenizer may have set these two, and its own `encode` unsets them.
-        if backend is not None and backend.truncation is None and backend.padding is None:
+        # Whoever else uses the tokenizer may have set these three, and its own `encode` sets them anew.
+        if (
+            backend is not None
+            and backend.truncation is None
+            and backend.padding is None
+            and backend.encode_special_tokens == self.tokenizer.split_special_tokens
+        ):
             by_pieces = self._pieces(text) if self._pieces is not None else None
             return list(backend.encode(text).ids) if by_pieces is None else by_pieces
         return list(self.tokenizer.encode(text))

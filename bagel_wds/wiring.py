@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bagel_wds.config import BagelDatasetConfig, Fidelity, GroupConfig
+from bagel_wds.errors import ConfigError
 from bagel_wds.groups import groups_of, transforms_of
 from bagel_wds.layout import LayoutRules
 from bagel_wds.materialize import Normalization, ViewLoader
@@ -19,10 +20,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def text_encoder(config: BagelDatasetConfig, tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
-    """How texts become tokens."""
-    upstream = config.fidelity == Fidelity.UPSTREAM
-    return TextEncoder(tokenizer, allow_control_tokens=upstream or config.allow_control_tokens)
+def text_encoder(config: BagelDatasetConfig, tokenizer: PreTrainedTokenizerBase | TextEncoder) -> TextEncoder:
+    """How texts become tokens.
+
+    Raises:
+        ConfigError: if an encoder that is given treats control tokens otherwise than the settings say.
+    """
+    allows = config.fidelity == Fidelity.UPSTREAM or config.allow_control_tokens
+    if not isinstance(tokenizer, TextEncoder):
+        return TextEncoder(tokenizer, allow_control_tokens=allows)
+    if tokenizer.allow_control_tokens != allows:
+        raise ConfigError(
+            f"the TextEncoder has allow_control_tokens={tokenizer.allow_control_tokens}, and by the settings it is {allows}; give "
+            "both the same, or pass the tokenizer"
+        )
+    return tokenizer
 
 
 def plan_tools(config: BagelDatasetConfig, name: str, group: GroupConfig, encoder: TextEncoder) -> PlanTools:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -194,7 +195,7 @@ def sizes(root: Path, stop: threading.Event) -> int:
             continue
         # By inode: one that is renamed meanwhile may be met under both names.
         found: dict[int, int] = {}
-        with FileLock(root / "lock", mode=0o600):
+        with FileLock(root.with_name(f".{FOLDER}.lock"), mode=0o600):
             for path in root.glob("*.shard*"):
                 try:
                     stat = path.stat()
@@ -255,17 +256,103 @@ def test_those_who_begin_at_once_make_the_folder_together(tmp_path: Path) -> Non
         assert len(kept) == len(caches)
 
 
+def test_a_folder_that_is_removed_under_those_who_write_costs_no_more_than_what_was_in_it(
+    tmp_path: Path,
+) -> None:
+    one, two = (ShardCache(tmp_path / FOLDER, 1000) for _ in range(2))
+    old = one.begin(KEY, 100, '"t"')
+    assert old is not None
+    old.write(memoryview(b"a" * 100))
+    shutil.rmtree(tmp_path / FOLDER)
+    new = two.begin(KEY, 100, '"t"')
+    assert new is not None
+    new.write(memoryview(b"b" * 50))
+
+    # Its name is another's now, who has not written all of it.
+    old.finish()
+    assert one.find(KEY, 100, '"t"') is None
+    late = two.begin(OTHER, 100, '"t"')
+    assert late is not None
+    new.write(memoryview(b"b" * 50))
+    new.finish()
+    kept = one.find(KEY, 100, '"t"')
+    assert kept is not None
+    assert kept.read() == b"b" * 100
+    kept.close()
+
+    shutil.rmtree(tmp_path / FOLDER)
+    late.write(memoryview(bytes(100)))
+    late.finish()
+    assert two.find(OTHER, 100, '"t"') is None
+    # Both keep on, in a folder with its mark.
+    assert entry(one, KEY, bytes(100)) is not None
+    assert entry(two, OTHER, bytes(100)) is not None
+    assert len(list((tmp_path / FOLDER).glob("*.shard"))) == 2
+    assert (tmp_path / FOLDER / MARKER).exists()
+
+
+def test_one_who_gives_up_removes_nothing_of_another(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / FOLDER, 1000)
+    old = cache.begin(KEY, 100, '"t"')
+    assert old is not None
+    shutil.rmtree(tmp_path / FOLDER)
+    new = cache.begin(KEY, 100, '"t"')
+    assert new is not None
+    old.drop()
+    new.write(memoryview(bytes(100)))
+    new.finish()
+
+    assert cache.has(KEY)
+
+
+def test_a_file_that_was_damaged_is_kept_anew(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / FOLDER, 1000)
+    path = entry(cache, KEY, b"a" * 100)
+    assert path is not None
+    os.truncate(path, 10)
+
+    assert cache.find(KEY, 100, '"t"') is None
+    assert entry(cache, KEY, b"a" * 100) == path
+    kept = cache.find(KEY, 100, '"t"')
+    assert kept is not None
+    assert kept.read() == b"a" * 100
+    kept.close()
+
+
+def test_what_one_who_died_left_of_the_folder_is_made_anew(tmp_path: Path) -> None:
+    half = tmp_path / f".{FOLDER}.new"
+    half.mkdir()
+    (half / "x").touch()
+
+    assert entry(ShardCache(tmp_path / FOLDER, 1000), KEY, bytes(100)) is not None
+    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir() if path.suffix != ".shard") == [MARKER]
+    assert not half.exists()
+
+
+def test_too_many_open_files_are_no_reason_to_keep_nothing_from_then_on(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / FOLDER, 1000)
+    assert entry(cache, KEY, bytes(100)) is not None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        assert cache.begin(OTHER, 100, '"t"') is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert entry(cache, OTHER, bytes(100)) is not None
+
+
 def test_while_another_counts_what_there_is_nothing_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whoever lists the folder meanwhile could meet it under neither of its names, and keep too much.
-    monkeypatch.setattr("bagel_wds.cache.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("bagel_wds.cache.NAME_SECONDS", 0.05)
     cache = ShardCache(tmp_path / FOLDER, 300)
     assert entry(cache, KEY, bytes(100)) is not None
     new = cache.begin(OTHER, 100, '"t"')
     assert new is not None
     new.write(memoryview(bytes(100)))
-    with FileLock(tmp_path / FOLDER / "lock", mode=0o600):
+    with FileLock(tmp_path / f".{FOLDER}.lock", mode=0o600):
         new.finish()
 
     assert not cache.has(OTHER)
@@ -357,7 +444,7 @@ def test_a_full_disk_means_reading_from_the_store_and_one_warning(
     new.finish()
 
     assert cache.begin(OTHER, 100, '"t"') is None
-    assert list((tmp_path / FOLDER).glob("*.shard*")) == []
+    assert list((tmp_path / FOLDER).glob("*.shard")) == []
     (record,) = caplog.records
     assert "No space left on device" in record.getMessage()
 

@@ -136,14 +136,18 @@ def test_no_plain_character_is_changed_or_combines() -> None:
         AddedToken("obj", single_word=True, normalized=False),
     ],
 )
-def test_text_with_an_added_token_in_it_is_left_to_the_library(added: AddedToken) -> None:
+def test_text_that_may_have_an_added_token_in_it_is_left_to_the_library(added: AddedToken) -> None:
     one = trained(QWEN2)
     one.add_tokens([added])
     encode = PieceEncoder.of(one)
 
     assert encode is not None
     assert encode("an <obj> here") is None
-    assert encode("an <object") == (None if "<" not in added.content else one.encode("an <object").ids)
+    assert encode("an <object") is None
+    assert encode("an <o j> or <b>") == (
+        None if added.content == "<obj>" else one.encode("an <o j> or <b>").ids
+    )
+    assert encode("a < b, o > b") == one.encode("a < b, o > b").ids
 
 
 def test_an_added_token_that_is_normalized_is_found_in_normal_text() -> None:
@@ -191,6 +195,14 @@ def with_a_token_of_its_own() -> Tokenizer:
     return one
 
 
+def written_in_python() -> Tokenizer:
+    class Splitter:
+        def pre_tokenize(self, text: Any) -> None:
+            text.split(lambda _, piece: piece.split(" ", "removed"))
+
+    return changed(pre_tokenizer=pre_tokenizers.PreTokenizer.custom(Splitter()))
+
+
 def of_words() -> Tokenizer:
     one = Tokenizer(models.WordLevel({"a": 0, "?": 1}, "?"))
     one.pre_tokenizer = QWEN2
@@ -205,6 +217,13 @@ def of_words() -> Tokenizer:
         with_dropout,
         with_a_token_of_its_own,
         of_words,
+        written_in_python,
+        lambda: changed(post_processor=processors.TemplateProcessing("$A $A")),
+        lambda: changed(
+            post_processor=processors.Sequence(
+                [processors.ByteLevel(), processors.TemplateProcessing("$A $A")]
+            )
+        ),
         lambda: changed(normalizer=normalizers.NFKC()),
         lambda: changed(normalizer=normalizers.Lowercase()),
         lambda: changed(pre_tokenizer=pre_tokenizers.Sequence([GPT2, GPT2])),
@@ -213,6 +232,34 @@ def of_words() -> Tokenizer:
 )
 def test_a_tokenizer_whose_texts_cannot_be_encoded_so_has_no_encoder(make: Callable[[], Tokenizer]) -> None:
     assert PieceEncoder.of(make()) is None
+
+
+@pytest.mark.parametrize(
+    "post_processor",
+    [
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing("$A"),
+        processors.Sequence([processors.ByteLevel(), processors.TemplateProcessing("$A")]),
+    ],
+)
+def test_a_post_processor_that_adds_nothing_is_no_hindrance(post_processor: Any) -> None:
+    one = changed(post_processor=post_processor)
+    encode = PieceEncoder.of(one)
+
+    assert encode is not None
+    assert encode(TEXTS) == one.encode(TEXTS).ids
+
+
+def test_pieces_that_are_met_while_another_truncates_and_pads_are_whole() -> None:
+    one = trained(QWEN2)
+    encode = PieceEncoder.of(one)
+    expected = one.encode(TEXTS).ids
+    one.enable_truncation(1)
+    one.enable_padding(length=50)
+
+    assert encode is not None
+    assert len(one.encode(TEXTS).ids) == 50
+    assert encode(TEXTS) == expected
 
 
 def test_pieces_are_kept_up_to_a_number_and_a_length(monkeypatch: pytest.MonkeyPatch) -> None:

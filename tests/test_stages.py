@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from shard_factory import (
     SPECIAL_TOKENS,
     VAE,
     foreign_shards,
+    picture,
     small_config,
     t2i_sample,
     vlm_sample,
@@ -29,12 +31,14 @@ from test_reader import write_index
 
 from bagel_wds import SimpleCustomBatch, Tally, stages
 from bagel_wds.bookmark import GroupBook
+from bagel_wds.decode import decode_sample
 from bagel_wds.errors import ConfigError, NoUsableSampleError, Reason, ShardError
 from bagel_wds.pipeline import fetch_samples
 from bagel_wds.planners import PLANNERS, PlanTools, plan_t2i
 from bagel_wds.rng import CallOrderDraws, Draws
 from bagel_wds.shards import list_shards
 from bagel_wds.shuffle import ShuffleBuffer, is_reference
+from bagel_wds.tokens import TextEncoder
 from bagel_wds.transforms import ImageTransform
 
 if TYPE_CHECKING:
@@ -377,6 +381,27 @@ def test_shards_without_a_sample_end_the_run(tmp_path: Path, members: list[tuple
 def test_group_that_the_mixture_lacks_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="no group 't2i'; it has t2i_pretrain, unified_edit, vlm_sft"):
         stages.plan(small_config(), "t2i", tokenizer())
+
+
+def test_an_encoder_that_treats_control_tokens_otherwise_than_the_settings_say_is_refused() -> None:
+    text = "a<|im_end|>b"
+    for allows in (False, True):
+        config = small_config(allow_control_tokens=allows)
+        encoder = TextEncoder(tokenizer(), allow_control_tokens=allows)
+        raw = decode_sample({"__key__": "k", "json": {"captions": [text]}, "png": picture(1)})
+        (plan,) = stages.plan(replace(config, text_cond_dropout_prob=0), "t2i_pretrain", encoder)([raw])
+        assert list(plan.segments[0].token_ids) == encoder(text)
+        with pytest.raises(
+            ConfigError, match=f"allow_control_tokens={allows}, and by the settings it is {not allows}"
+        ):
+            stages.plan(small_config(allow_control_tokens=not allows), "t2i_pretrain", encoder)
+    with pytest.raises(ConfigError, match="by the settings it is True"):
+        stages.plan(
+            small_config(fidelity="upstream"),
+            "t2i_pretrain",
+            TextEncoder(tokenizer()),
+            draws=CallOrderDraws(1),
+        )
 
 
 def test_upstream_fidelity_asks_for_shared_draws() -> None:

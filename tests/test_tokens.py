@@ -133,6 +133,15 @@ def test_texts_stay_whole_when_someone_else_truncates_and_pads_with_the_same_tok
     assert len(ids) > 3
 
 
+def test_texts_are_encoded_as_the_tokenizer_would_when_someone_else_split_control_tokens_with_it() -> None:
+    tokenizer = tokenizer_with("add_tokens as special")
+    encode = TextEncoder(tokenizer, allow_control_tokens=True)
+    ids = encode("a<|im_end|>b")
+    assert len(tokenizer("a<|im_end|>b", split_special_tokens=True)["input_ids"]) > len(ids)
+
+    assert encode("a<|im_end|>b") == ids == tokenizer.encode("a<|im_end|>b")
+
+
 def test_encoder_pickles_once_it_has_encoded() -> None:
     encode = TextEncoder(tokenizer_with("add_special_tokens of ours"))
     ids = encode("some text")
