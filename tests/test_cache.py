@@ -268,12 +268,16 @@ def test_a_folder_that_is_removed_under_those_who_write_costs_no_more_than_what_
     assert new is not None
     new.write(memoryview(b"b" * 50))
 
-    # Its name is another's now, who has not written all of it.
+    # Its name is another's now, who has not written all of it, and gives up.
     old.finish()
+    new.drop()
     assert one.find(KEY, 100, '"t"') is None
+
+    new = two.begin(KEY, 100, '"t"')
     late = two.begin(OTHER, 100, '"t"')
     assert late is not None
-    new.write(memoryview(b"b" * 50))
+    assert new is not None
+    new.write(memoryview(b"b" * 100))
     new.finish()
     kept = one.find(KEY, 100, '"t"')
     assert kept is not None
