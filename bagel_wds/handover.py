@@ -11,7 +11,6 @@ from itertools import count
 from math import prod
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import torch
 
@@ -35,21 +34,27 @@ _SMALL = 1 << 22
 
 
 _numbers = count()
-_receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
+_receivers: dict[int, Receiver] = {}
 
 
 class Receiver:
     """The blocks that a process has met while it iterates over a loader; the batches of its workers find it by its number.
 
+    It is there until `end` is called, whatever refers to it: so long may a thread put batches together.
+
     Attributes:
         number: of its own in this process.
-        blocks: by their names. One is unmapped when this receiver is gone, and every tensor in it.
+        blocks: by their names. One is unmapped when this receiver has ended, and every tensor in it is gone.
     """
 
     def __init__(self) -> None:
         self.number = next(_numbers)
         self.blocks: dict[str, torch.Tensor] = {}
         _receivers[self.number] = self
+
+    def end(self) -> None:
+        """No batch comes any more."""
+        _receivers.pop(self.number, None)
 
 
 def begin(receiver: int) -> None:

@@ -131,6 +131,7 @@ class PackedLoader:
         finally:
             # The workers end, and the thread that pins what still comes from them, before the receiver does.
             del limited, batches
+            receiver.end()
         # The pass is over: the next iteration, or a state saved now, begins another.
         self._state = self._at_start
 

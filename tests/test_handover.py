@@ -669,7 +669,7 @@ def test_a_batch_that_comes_when_nobody_knows_its_memory_is_an_error_that_says_s
     late = send(shared, packed(2, 1000, [30], shared), receiver)
     shared.empty((5000,), torch.int32, "vae")
     with_new_blocks = send(SharedBlocks(), packed(1, 1000, [30], SharedBlocks()), receiver)
-    del receiver
+    receiver.end()
 
     # What comes with its blocks needs nobody.
     assert digest(receive(with_new_blocks)) == expected
@@ -683,17 +683,26 @@ def test_who_receives_is_there_until_the_workers_have_ended(
     others, workers_at_its_end = set(active_children()), []
 
     class Watched(handover.Receiver):
-        def __del__(self) -> None:
+        def end(self) -> None:
             workers_at_its_end.append(len(set(active_children()) - others))
+            super().end()
 
     monkeypatch.setattr(handover, "Receiver", Watched)
     iterator = iter(load(info, 2))
     digests(iterator, 3)
     assert len(set(active_children()) - others) == 2
     close(iterator)
-    del iterator
-
     assert workers_at_its_end == [0]
+
+    # In a cycle, whose weak references are gone before anything in it ends.
+    cycle: list[Any] = [iter(load(info, 1))]
+    cycle.append(cycle)
+    next(cycle[0])
+    known = set(handover._receivers)
+    del cycle, iterator
+    gc.collect()
+    assert workers_at_its_end == [0, 0]
+    assert len(known - set(handover._receivers)) == 1
 
 
 def test_iterations_at_the_same_time_do_not_meet(info: dict[str, Any], alone: Alone) -> None:
