@@ -48,7 +48,7 @@ _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.shard(\.partial)?")
 LOCK_SECONDS = 1.0
 """Whoever does not get the folder's lock for so long does without."""
 NAME_SECONDS = 15.0
-"""But with the bytes of an object on the disk, in a thread that nobody waits for, one is more patient."""
+"""But with the bytes of an object on the disk, in a thread beside the reading, one is more patient."""
 _PASSING = {errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ESTALE}
 """What may be otherwise the next time: the folder was just removed, or too many files are open."""
 

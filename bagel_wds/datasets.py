@@ -450,7 +450,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             if type(dataset) in registry.RECIPE_OF_CLASS:
                 position = saved.get("positions", {}).get(name)
                 rows[name] = PlannedRows(
-                    dataset, name, self._run.config, self.tokenizer, draws, tally,
+                    dataset, name, self._run.config, self._run.encoder, draws, tally,
                     worker=worker, num_workers=num_workers, position=position,
                 )  # fmt: skip
             else:

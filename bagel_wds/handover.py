@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bagel_wds.shared_blocks import Block, SharedBlocks
 
     Bytes = NDArray[np.uint8]
+    Sent = tuple[str, torch.Tensor | None, int]
+    """A block's name, the block itself where the receiver has not met it, and the bytes in use."""
 
 _ALIGN = 64
 """Bytes; where a tensor begins in a block that holds many."""
@@ -32,9 +34,9 @@ _ALIGN = 64
 _SMALL = 1 << 22
 """Bytes up to which a tensor from elsewhere is copied into a block; larger ones go torch's way."""
 
-
 _numbers = count()
 _receivers: dict[int, Receiver] = {}
+"""Those of the iterations that are under way, by their numbers: a batch is put together where nothing else tells whose it is."""
 
 
 class Receiver:
@@ -78,12 +80,12 @@ class _Parcel:
 
     Attributes:
         receiver: number of the one who gets it.
-        blocks: of each its name, the block itself where the receiver has not met it, and the bytes in use.
+        blocks: those that the tensors' places count.
         gone: names of those that it may forget.
     """
 
     receiver: int
-    blocks: list[tuple[str, torch.Tensor | None, int]]
+    blocks: list[Sent]
     gone: list[str]
 
 
@@ -100,11 +102,9 @@ def _fail(why: str) -> None:
     raise RuntimeError(f"a worker could not hand over its batch: {why}")
 
 
-def _place(
-    shared: SharedBlocks, batch: SimpleCustomBatch
-) -> tuple[dict[str, Any], list[tuple[str, torch.Tensor | None, int]]]:
-    """The values of a batch, with places in the stead of tensors, and the blocks where these lie, as a parcel has them."""
-    sent: list[tuple[str, torch.Tensor | None, int]] = []
+def _place(shared: SharedBlocks, batch: SimpleCustomBatch) -> tuple[dict[str, Any], list[Sent]]:
+    """The values of a batch, with places in the stead of tensors, and the blocks where these lie."""
+    sent: list[Sent] = []
     small: list[tuple[int, torch.Tensor]] = []
     end = 0
 
@@ -134,7 +134,7 @@ def _place(
     return vars(placed), sent
 
 
-def _introduce(block: Block, size: int) -> tuple[str, torch.Tensor | None, int]:
+def _introduce(block: Block, size: int) -> Sent:
     whole = None if block.is_met else block.whole
     block.is_met = True
     return block.name, whole, size

@@ -105,8 +105,8 @@ class PackedLoader:
         if self._device is not None and self._device.type == "cuda":
             # Only out of pinned memory does the way to the device not hold up the loop.
             options.setdefault("pin_memory", True)
+        self._worker_init_fn = options.pop("worker_init_fn", None)
         if num_workers:
-            self._worker_init_fn = options.pop("worker_init_fn", None)
             self._options["multiprocessing_context"] = multiprocessing_context
         self._state = self._at_start = LoaderState.from_json(self._dataset.state_dict())
         self._newest: Mapping[int, StreamState] = self._state.streams

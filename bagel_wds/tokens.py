@@ -117,6 +117,10 @@ class TextEncoder:
         return 0 <= token < 2**32 and (backend is None or backend.id_to_token(token) is not None)
 
     def _encode(self, text: str) -> list[int]:
+        # These do not depend on what the tokenizer is set to do at the moment.
+        by_pieces = None if self._pieces is None else self._pieces(text)
+        if by_pieces is not None:
+            return by_pieces
         backend = self._backend
         # Whoever else uses the tokenizer may have set these three, and its own `encode` sets them anew.
         if (
@@ -125,8 +129,7 @@ class TextEncoder:
             and backend.padding is None
             and backend.encode_special_tokens == self.tokenizer.split_special_tokens
         ):
-            by_pieces = self._pieces(text) if self._pieces is not None else None
-            return list(backend.encode(text).ids) if by_pieces is None else by_pieces
+            return list(backend.encode(text).ids)
         return list(self.tokenizer.encode(text))
 
     @cached_property

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pyarrow.parquet as pq
 import pytest
-from golden_data import tokenizer
 from test_upstream_resume import build
 from upstream_corpus import write_corpus
 
@@ -127,7 +126,7 @@ def test_row_groups_of_waiting_samples_are_read_once(tmp_path: Path, monkeypatch
         dataset.class_datasets["unified_edit"],
         "unified_edit",
         dataset._run.config,
-        tokenizer(),
+        dataset._run.encoder,
         CallOrderDraws(0),
         Tally(),
         worker=0,

@@ -26,17 +26,16 @@ from bagel_wds.upstream.interleave import UnifiedEditIterableDataset, encoded
 from bagel_wds.upstream.samples import plan_of
 from bagel_wds.upstream.t2i import T2IIterableDataset
 from bagel_wds.upstream.vlm import SftJSONLIterableDataset, media_path, named_images, read_file
-from bagel_wds.wiring import dropout_rates, pack_limits, plan_tools, text_encoder
+from bagel_wds.wiring import dropout_rates, pack_limits, plan_tools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from transformers import PreTrainedTokenizerBase
 
     from bagel_wds.config import BagelDatasetConfig
     from bagel_wds.errors import Tally
     from bagel_wds.records import Picture, SamplePlan
     from bagel_wds.rng import Draws
+    from bagel_wds.tokens import TextEncoder
     from bagel_wds.upstream.draws import OwnGenerators
 
 
@@ -53,7 +52,7 @@ class PlannedRows:
         dataset: one of our own classes.
         group: name of the group.
         config: its mixture must hold the group.
-        tokenizer: one that `add_special_tokens` has seen.
+        encoder: what the groups have in common for texts.
         draws: in call order.
         tally: of rows read and dropped.
         worker: number of the worker.
@@ -69,7 +68,7 @@ class PlannedRows:
         dataset: DistributedIterableDataset,
         group: str,
         config: BagelDatasetConfig,
-        tokenizer: PreTrainedTokenizerBase,
+        encoder: TextEncoder,
         draws: Draws,
         tally: Tally,
         *,
@@ -79,7 +78,6 @@ class PlannedRows:
     ) -> None:
         settings = groups_of(config)[group]
         self._dataset = dataset
-        encoder = text_encoder(config, tokenizer)
         self._tools, self._planner = plan_tools(config, group, settings, encoder), planner_of(settings)
         self._draws = draws
         self._tally = tally
