@@ -36,6 +36,7 @@ from shard_factory import MIXTURE, SPECIAL_TOKENS, foreign_info, small_config, w
 from torch.utils.data import DataLoader
 
 from bagel_wds import PackedLoader, SimpleCustomBatch, collate_wrapper, handover, shared_blocks
+from bagel_wds.ahead import in_thread
 from bagel_wds.config import Transport
 from bagel_wds.shared_blocks import SharedBlocks
 
@@ -896,18 +897,18 @@ def test_a_thread_may_receive_batches_and_pass_on_copies_as_the_one_that_pins_do
         for batch in islice(batches, COUNT):
             ready.put(batch.map_values(torch.Tensor, torch.clone))
 
-    with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(receive_and_copy)
-        got, held = [], []
-        for number in range(COUNT):
-            batch = ready.get(timeout=60)
-            # Nothing of it lies where the worker writes on.
-            assert inodes(tensors(batch)) == {0}
-            got.append(digest(batch))
-            if number % 5 == 0:
-                held.append(batch)
-            del batch
-        received.result(60)
+    # No pool: a worker that is forked from its thread would wait for that thread, which it is itself, and fail at its end.
+    received = in_thread(receive_and_copy)
+    got, held = [], []
+    for number in range(COUNT):
+        batch = ready.get(timeout=60)
+        # Nothing of it lies where the worker writes on.
+        assert inodes(tensors(batch)) == {0}
+        got.append(digest(batch))
+        if number % 5 == 0:
+            held.append(batch)
+        del batch
+    received.result(60)
 
     assert got == alone()[:COUNT]
     assert [digest(batch) for batch in held] == got[::5]
